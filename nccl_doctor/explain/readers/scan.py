@@ -290,12 +290,12 @@ class Scanner:
         held = {anchors[index] for _, index in self._sampler.find(raw)}
         known = set()
         for text in records.texts(raw) if held else ():
-            line = prefix.parse(text)
+            line = self._parse(text)
             for signature, groups in self._plan.sampled.matches(held, text):
                 self._add(signature, groups, number, line, text)
                 known.add(signature.name)
-            if known and line.rank is not None and self._last_line_of(line.rank) < number:
-                self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
+            if known:
+                self._spoke(self._hit("last", number, line, text))
         return known
 
     def finish(self, tail: bytes) -> Summary:
@@ -316,14 +316,13 @@ class Scanner:
         self._compare_rows()
         keep = len(lines) - LAST_LINES
         self.summary.tails[self.source.name] = [
-            self._hit("tail", max(1, number + index), prefix.parse(text), text)
+            self._hit("tail", max(1, number + index), self._parse(text), text)
             for index, raw in enumerate(lines)
             for text in records.texts(raw[:LINE_LIMIT])
             if text.strip() and (index >= keep or "ping " in text)
         ]
         for hit in self.summary.tails[self.source.name]:
-            if hit.rank is not None and hit.line > self._last_line_of(hit.rank):
-                self.summary.last_of_rank[hit.rank] = hit
+            self._spoke(hit)
         return self.summary
 
     def _count_rows(self, lines: list[bytes], number: int) -> None:
@@ -343,7 +342,7 @@ class Scanner:
             rising = len(counts) >= SAME_SHAPE and counts == sorted(set(counts))
             if rising and self._plan.error_line.match(counted[0][2]) is None:
                 for _, at, text in (counted[0], counted[-1]):
-                    self._add(self._plan.progress, {}, at, prefix.parse(text), text)
+                    self._add(self._plan.progress, {}, at, self._parse(text), text)
 
     def _compare_rows(self) -> None:
         """Whether the rows that were seen slowed down for good: of a large log its first and its last ones."""
@@ -353,11 +352,7 @@ class Scanner:
             group.count += 1
             for number, raw in shift.rows:
                 text = records.texts(raw)[-1]
-                group.hits.append(self._hit(pace.SIGNATURE, number, prefix.parse(text), text, shift.groups))
-
-    def _last_line_of(self, rank: int) -> int:
-        spoke = self.summary.last_of_rank.get(rank)
-        return spoke.line if spoke is not None else 0
+                group.hits.append(self._hit(pace.SIGNATURE, number, self._parse(text), text, shift.groups))
 
     def _keep_commands(self, block: bytes) -> None:
         """Probes that somebody typed at the top of a log: their command lines."""
@@ -407,11 +402,7 @@ class Scanner:
         if not matches and live.isdisjoint(_GENERIC) and not self._tracebacks.reading():
             self._count_busy(live, trouble)
             return False
-        line = prefix.parse(text)
-        if line.rank is None and self.source.rank is not None:
-            line.rank = self.source.rank
-        if not line.host:
-            line.host = self.source.host
+        line = self._parse(text)
         known: list[str] = []
         for signature, groups in matches:
             self._add(signature, groups, number, line, text, times)
@@ -423,9 +414,7 @@ class Scanner:
             self._count_busy(live, trouble)
         if line.rank is not None:
             self.summary.ranks.add(line.rank)
-            last = self.summary.last_of_rank.get(line.rank)
-            if last is None or last.line <= number:
-                self.summary.last_of_rank[line.rank] = self._hit("last", number, line, text)
+            self._spoke(self._hit("last", number, line, text))
         if line.host:
             self.summary.hosts.add(line.host)
         self._tracebacks.take(Said(line, text, number, known))
@@ -437,7 +426,7 @@ class Scanner:
         group = self.summary.groups.setdefault(f"{self._table}-rows", HitGroup())
         group.count += 1
         if len(group.hits) < KEEP_PER_FILE:
-            group.hits.append(self._hit(f"{self._table}-rows", number, prefix.parse(text), text))
+            group.hits.append(self._hit(f"{self._table}-rows", number, self._parse(text), text))
 
     def _keep_before(self, block: bytes, at: int, number: int, earlier: Callable[[], bytes]) -> None:
         """The lines before the first sign of trouble: what each rank was doing."""
@@ -457,13 +446,13 @@ class Scanner:
                 continue
             for text in reversed(records.texts(raw[:LINE_LIMIT])):
                 if text.strip():
-                    kept.append(self._hit("before", index, prefix.parse(text), text))
+                    kept.append(self._hit("before", index, self._parse(text), text))
         kept.reverse()
         self.summary.before[self.source.name] = kept
         for hit in kept:
             if hit.rank is not None:
                 self.summary.ranks.add(hit.rank)
-                self.summary.last_of_rank.setdefault(hit.rank, hit)
+            self._spoke(hit)
 
     def _count_busy(self, held: set[bytes], trouble: bool) -> None:
         """Give up anchors that wake signatures again and again for nothing, or that have said enough."""
@@ -474,6 +463,22 @@ class Scanner:
                 self._dropped.add(anchor)
                 self._anchors = tuple(item for item in self._plan.anchors if item not in self._dropped)
                 self._engine = matcher.engine(self._anchors)
+
+    def _parse(self, text: str) -> prefix.Line:
+        """A line without its prefixes; what it does not say of its rank and host, the source says."""
+        line = prefix.parse(text)
+        if line.rank is None:
+            line.rank = self.source.rank
+        line.host = line.host or self.source.host
+        return line
+
+    def _spoke(self, hit: Hit) -> None:
+        """Remember the last line of a rank."""
+        if hit.rank is None:
+            return
+        last = self.summary.last_of_rank.get(hit.rank)
+        if last is None or last.line <= hit.line:
+            self.summary.last_of_rank[hit.rank] = hit
 
     def _hit(
         self, signature: str, number: int, line: prefix.Line, text: str, groups: dict[str, str] | None = None

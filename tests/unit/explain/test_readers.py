@@ -214,7 +214,7 @@ def test_what_a_process_says_of_many_channels_is_counted_and_the_last_is_known()
         ("n2", "1"),
     ]
     assert group.last is not None and group.last.line == len(lines) + 1 and group.last.text == lines[-1]
-    assert summary.last_of_rank[3].line == len(lines) + 1
+    assert summary.last_of_rank[3].text == "bye"
 
 
 def test_a_thousand_lines_of_talk_hide_neither_settings_nor_the_trail_of_an_error() -> None:
