@@ -34,7 +34,7 @@ _WORK = re.compile(
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
-_RANK = re.compile(r"Rank (\d+)\]")
+_RANK = re.compile(r"Rank (\d{1,9})\]")
 
 
 def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:

@@ -137,7 +137,7 @@ _FILE_RANK = (
     re.compile(r"(?:^|/)(\d{1,6})\.(?:log|out|err|txt)$"),
     re.compile(r"-(\d{1,5})\.(?:log|out|err)$"),
     re.compile(r"_t?(\d{1,5})\.(?:out|err)$"),
-    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d+)$"),
+    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d{1,7})$"),
 )
 _FILE_HOST = re.compile(
     r"(?:^|[/_.-])((?:node|host|gpu|worker|nid|ip|hgx|dgx|compute)[-_]?[a-z]{0,6}-?\d[\w-]{0,40})(?=[./_]|$)",

@@ -63,9 +63,9 @@ _DMESG_T = re.compile(r"\[\w{3} " + _MONTH_AND_DAY + r"(?P<h>\d\d):(?P<mi>\d\d):
 _DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*\d+\.\d{6}\]\s?")
 _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
 _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
-_RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d+)\]:?\s?", re.IGNORECASE)
-_RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNORECASE)
-_MPI = re.compile(r"\[\d+,(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+_RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
+_RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
+_MPI = re.compile(r"\[\d+,(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: |$)")
@@ -75,7 +75,7 @@ _RAY = re.compile(
 )
 _PARALLEL = re.compile(r"(?:[DTPE]P\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
 _PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
-_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d+)")
+_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,9})(?!\d)")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
@@ -88,7 +88,7 @@ _BEHIND_TIME = re.compile(
     rf"- (?:[\w./:-]{{1,60}} - {_LEVEL}|{_LEVEL} - [\w./:-]{{1,60}}) - |\| {_LEVEL} {{0,5}}\| [\w.:<>-]{{1,160}} - "
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
-_PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
+_PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
 _NO_HOSTS = ("python3", "mlx4", "mlx5", "nvidia-smi")  # names of programs that look like those of hosts
 
 
@@ -207,7 +207,7 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
         if found:
             line.pid = found.group("pid")
             line.host = found.group("ip") or line.host
-            rank = re.search(r"rank=(\d+)", found.group())
+            rank = re.search(r"rank=(\d{1,9})\b", found.group())
             if rank:
                 line.rank = int(rank.group(1))
             else:

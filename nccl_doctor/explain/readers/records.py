@@ -39,15 +39,20 @@ def lists_settings(text: str) -> bool:
     return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS
 
 
+# No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
+_NO_NUMBER = 300
+_DIGITS = re.compile(rf"(?<!\d)(\d{{18}})\d{{{_NO_NUMBER - 18},}}")
+
+
 def plain(raw: bytes) -> str:
-    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
+    """A raw line as text: undecodable bytes as surrogates, no colours, no endless digits, of a line with CRs the last piece."""
     text = raw.rstrip(b" \t\r\n").decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if "\x1b" in text:
         text = prefix.ANSI.sub("", text)
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return text
+    return text if len(text) < _NO_NUMBER else _DIGITS.sub(r"\1…", text)
 
 
 def texts(raw: bytes) -> list[str]:
