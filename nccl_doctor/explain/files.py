@@ -26,7 +26,7 @@ def read_file(file: inputs.LogFile) -> Summary:
     try:
         with inputs.opened(file.path) as raw:
             head = raw.read(inputs.HEAD)
-            packed = bool(inputs.compression(head))
+            packed = inputs.unpacker(head) is not None
             if packed:
                 head = _unpacked_head(file.path)
             state = kinds.kind(head)

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -33,7 +33,7 @@ _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"))
+_NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -78,13 +78,7 @@ def _add(
             _add(path, False, files, problems, name)
         return
     if not stat.S_ISREG(status.st_mode):
-        kind = (
-            "a named pipe"
-            if stat.S_ISFIFO(status.st_mode)
-            else "a socket"
-            if stat.S_ISSOCK(status.st_mode)
-            else "a device"
-        )
+        kind = _NO_FILES.get(stat.S_IFMT(status.st_mode), "a device")
         if named or not stat.S_ISCHR(status.st_mode):
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
@@ -192,23 +186,40 @@ def opened(path: str) -> Iterator[BinaryIO]:
         yield raw
 
 
-def compression(head: bytes) -> str:
-    """The compression that a file's first bytes name; empty: none."""
-    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
+def _zstandard(raw: BinaryIO) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InputError("is compressed with zstd: pip install zstandard, or decompress it first") from error
+    return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
+
+
+# How a file is unpacked, by its first bytes. The four readers share no base class.
+_UNPACKERS: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _zstandard,
+    b"BZh": bz2.BZ2File,
+}
+
+
+def unpacker(head: bytes) -> Callable[[BinaryIO], Any] | None:
+    """What unpacks a file that begins with these bytes; None: it is not packed."""
+    return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
 
 
 def pieces(path: str) -> Iterator[bytes]:
     """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
     with opened(path) as raw:
-        kind = compression(raw.read(8))
+        unpack = unpacker(raw.read(8))
         raw.seek(0)
         try:
-            if kind:
-                yield from _inflate(raw, kind, os.fstat(raw.fileno()).st_size)
+            if unpack:
+                yield from _inflate(unpack(raw), os.fstat(raw.fileno()).st_size)
             else:
                 while piece := raw.read(PIECE):
                     yield piece
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError) as error:
             raise InputError(f"broken off: {error}") from error
 
 
@@ -264,20 +275,8 @@ def text_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
     return as_utf8(together, codec) if codec else together
 
 
-def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
-    stream: Any  # the four readers share no base class
-    if kind == "gzip":
-        stream = gzip.GzipFile(fileobj=raw)
-    elif kind == "xz":
-        stream = lzma.LZMAFile(raw)
-    elif kind == "bzip2":
-        stream = bz2.BZ2File(raw)
-    else:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise InputError("is compressed with zstd: pip install zstandard, or decompress it first") from error
-        stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
+def _inflate(stream: Any, size: int) -> Iterator[bytes]:
+    """The content of a packed file of this size."""
     total = 0
     while True:
         try:
