@@ -148,15 +148,17 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         if len(causes) > 1 and best.confidence >= DECIDED:
             return f"these logs do not decide between two: {best.title}; or {causes[1].title}"
         return f"these logs do not decide it; best guess: {best.title}"
-    where = ""
-    if best.ranks and len(best.ranks) <= 4 and len(best.ranks) < max(case.world, 2):
-        where = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
-        if len(best.hosts) == 1:
-            where += f" ({best.hosts[0]})"
-    elif len(best.hosts) == 1:
-        where = best.hosts[0]
-    named = advice.device(best)
+    where, named = _where(case, best), advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
     if title.startswith("rank"):  # which ones it says itself
         where = best.hosts[0] if len(best.ranks) == 1 and len(best.hosts) == 1 and best.hosts[0] not in title else ""
     return f"{where}: {title}" if where else title
+
+
+def _where(case: Case, best: Cause) -> str:
+    """The ranks and the host to blame; empty where they are many."""
+    host = best.hosts[0] if len(best.hosts) == 1 else ""
+    if not 0 < len(best.ranks) <= 4 or len(best.ranks) >= max(case.world, 2):
+        return host
+    ranks = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
+    return f"{ranks} ({host})" if host else ranks

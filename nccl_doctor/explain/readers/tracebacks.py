@@ -21,10 +21,8 @@ OPEN_LIMIT = 64  # tracebacks open at the same time
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
-_STANDALONE = re.compile(
-    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
-)
-_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
@@ -62,9 +60,8 @@ class Tracebacks:
         self._leads = records.Leads()
         self._open: dict[str, _Open] = {}  # by process
         self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
-        self._told: dict[
-            str, tuple[int, str]
-        ] = {}  # process -> its last exception, whose message may go on; its indent
+        # By process, its last exception, whose message may go on, and the indent of its lines.
+        self._told: dict[str, tuple[int, str]] = {}
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
 
     def reading(self) -> bool:
@@ -95,7 +92,7 @@ class Tracebacks:
                 self._ended.discard(key)
         elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
             self._ended.add(key)
-        elif any(word in body for word in _STANDALONE_WORDS):
+        elif any(ending in body for ending in _ENDINGS):
             self._standalone(said)
         if not self._open and len(self._ended) > OPEN_LIMIT:
             self._ended.clear()
