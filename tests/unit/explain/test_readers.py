@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.explain import files, matcher
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
-from nccl_doctor.explain.readers import inputs, prefix, scan
+from nccl_doctor.explain.readers import inputs, kept, prefix, scan
 from nccl_doctor.explain.template import Template
 
 
@@ -111,7 +111,7 @@ def test_a_line_of_any_length_costs_no_memory() -> None:
     summary = scan.scan(LogSource("log", pieces()))  # type: ignore[arg-type]
     assert summary.lines == 3
     assert summary.groups["cuda-oom"].hits[0].line == 3
-    assert max(len(hit.text) for group in summary.groups.values() for hit in group.hits) <= scan.QUOTE_LIMIT
+    assert max(len(hit.text) for group in summary.groups.values() for hit in group.hits) <= kept.QUOTE_LIMIT
 
 
 def test_progress_bars_with_carriage_returns() -> None:
