@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, Verdict
+from nccl_doctor.explain.quotes import MAX_EVIDENCE
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity
 
-MAX_EVIDENCE = 20
 MAX_NEXT = 6
 
 

@@ -108,34 +108,12 @@ def _is_host(name: str) -> bool:
     return any(char.isdigit() for char in name) or ("-" in name and name == lower)
 
 
-# Daemons by their syslog tag, and the loggers of programs in Go (logfmt, klog), in which no training is written.
-_SERVICE = re.compile(
-    r"\b(?:systemd(?:-\w+)?|sshd|CRON|crond?|anacron|kubelet|containerd|dockerd|snapd|chronyd|ntpd|rsyslogd|dhclient|"
-    r"NetworkManager|auditd|logrotate|telegraf|sudo)\[\d+\]: |"
-    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg="
-)
-
-
-def is_of_a_service(text: str) -> bool:
-    """Whether a line is a system service's: it tells nothing of how a job goes on."""
-    return _SERVICE.search(text, 0, 200) is not None
-
-
 def is_glog_error(text: str) -> bool:
     """Whether a line is an error, or the end of its program, by its level as Google's programs write it."""
     if not text.partition(".cc:")[2].partition("]")[0].isdigit():  # "E0312 18:21:07.709180  1 manager.cc:200] "
         return False
     found = _GLOG.search(text, 0, 200)
     return found is not None and found.group("level") in "EF"
-
-
-# A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
-_OF_A_MODEL = re.compile(r"\bPrompt: ['\"].*, Generated text: ['\"]|\b(?:Input|Output) \[Text \d+(?: Beam \d+)?\]: ")
-
-
-def is_of_a_model(text: str) -> bool:
-    """Whether a line is what a model was asked or has written: whatever it speaks of did not happen here."""
-    return ("Generated text: " in text or " [Text " in text) and _OF_A_MODEL.search(text) is not None
 
 
 def parse(text: str) -> Line:

@@ -9,7 +9,6 @@ certain, ``Traceback (most recent call last):``, and takes it off the lines that
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -24,20 +23,6 @@ _RANK = re.compile(r'"(?:rank|global_rank|RANK|process_rank)"\s*:\s*"?(\d{1,6})\
 _HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name)"\s*:\s*"([\w.-]{1,80})"')
 _WHEN = re.compile(r'"(?:time|ts|timestamp|@timestamp|asctime|datetime)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})')
 MOST_LINES = 400  # of one record: a traceback is seldom longer
-
-
-_SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
-_COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
-MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event
-_DUMP = 600  # characters: a shorter line holds no such list
-
-
-def lists_settings(text: str) -> bool:
-    """Whether a line is a program's list of its settings: it proves no cause, whatever words their names hold."""
-    if len(text) < _DUMP or _COMPLAINS.search(text, 0, 200):
-        return False
-    return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS
-
 
 # No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
 _NO_NUMBER = 300

@@ -15,7 +15,7 @@ import msgspec
 
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import LogSource, Role
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import bystanders, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
@@ -231,7 +231,7 @@ class Scanner:
 
     def _look_at(self, text: str, number: int, live: set[bytes], times: int = 1) -> bool:
         matches = self._plan.searched.matches(live, text)
-        if matches and records.lists_settings(text):
+        if matches and bystanders.lists_settings(text):
             matches = [(signature, groups) for signature, groups in matches if not _accuses(signature)]
         if not matches and live.isdisjoint(GENERIC) and not self._tracebacks.reading():
             self._count_busy(live, False)

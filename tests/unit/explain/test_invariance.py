@@ -20,7 +20,7 @@ import pytest
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Explanation, LogSource
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.readers.inputs import identity
 from tests.unit.explain.test_cases import CASES, logs_of
 
@@ -260,5 +260,5 @@ def test_a_services_line_is_no_sign_of_a_job() -> None:
     found = analyse([LogSource("services.log", SERVICES * 3)])
     assert not found.causes and not found.evidence
     lines = [line for line in SERVICES.splitlines() if ".go:" in line or re.search(r"(?:sshd|CRON|systemd)\[", line)]
-    assert lines and all(prefix.is_of_a_service(line) for line in lines)
-    assert not prefix.is_of_a_service("node-1: I1120 03:32:42.123456 77 ProcessGroupNCCL.cpp:632] step 5")
+    assert lines and all(bystanders.is_of_a_service(line) for line in lines)
+    assert not bystanders.is_of_a_service("node-1: I1120 03:32:42.123456 77 ProcessGroupNCCL.cpp:632] step 5")
