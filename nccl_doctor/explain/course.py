@@ -8,7 +8,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.lines import later, place
+from nccl_doctor.explain.lines import by_file, later, place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
@@ -259,9 +259,7 @@ class Course:
     @functools.cached_property
     def left_out(self) -> set[str]:
         """Hosts with a trouble that, by its time, came after the end that others tell of, whatever stands first in their file."""
-        ends: dict[str, list[Hit]] = {}
-        for end in self._case.hits("run-ended"):
-            ends.setdefault(end.file, []).append(end)
+        ends = by_file(self._case.hits("run-ended"))
         return {hit.host for hit in self.troubles if hit.file in ends and _after_all(hit, ends[hit.file])}
 
     @functools.cached_property
@@ -363,11 +361,8 @@ class Course:
     @functools.cached_property
     def _ends(self) -> dict[str, list[Hit]]:
         """The lines that tell of a good end, by file."""
-        found: dict[str, list[Hit]] = {}
         good = self._case.hits(*_ENDS, "exit-zero", "ended-well")
-        for hit in (hit for hit in good if place(hit) not in self._of_another):
-            found.setdefault(hit.file, []).append(hit)
-        return found
+        return by_file(hit for hit in good if place(hit) not in self._of_another)
 
     def resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
@@ -415,10 +410,8 @@ class Course:
         """Whether the last step that was reported took far longer than the first one."""
         if self._case.has(PACE_LEFT):
             return True
-        texts: dict[str, list[str]] = {}
-        for hit in (*self._case.hits("progress"), *self._case.tail):
-            texts.setdefault(hit.file, []).append(hit.text)
-        return any(_slower("\n".join(lines)) for lines in texts.values())
+        told = by_file((*self._case.hits("progress"), *self._case.tail)).values()
+        return any(_slower("\n".join(hit.text for hit in hits)) for hits in told)
 
     @functools.cached_property
     def slower_steps(self) -> list[Hit]:

@@ -12,7 +12,8 @@ from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.printable import printable
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import PIECE, plan, scan, scan_descriptor
+from nccl_doctor.explain.readers.plan import plan
+from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
@@ -26,7 +27,7 @@ def read_file(file: inputs.LogFile) -> Summary:
     try:
         with inputs.opened(file.path) as raw:
             head = raw.read(inputs.HEAD)
-            packed = bool(inputs.compression(head))
+            packed = inputs.unpacker(head) is not None
             if packed:
                 head = _unpacked_head(file.path)
             state = kinds.kind(head)

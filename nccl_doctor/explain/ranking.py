@@ -65,9 +65,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "launch.env-missing": "net.port-in-use",
         "sw.library-conflict": "sw.no-nccl-backend gpu.driver",
         "sw.nccl-version-mismatch": "gpu.driver",
-        "env.bad-nccl-var": "",
         "gpu.oom": "gpu.driver",
-        "app.dataloader-worker": "",
     }.items()
 }
 _SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded

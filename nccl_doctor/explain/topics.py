@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import bystanders, prefix
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -138,12 +138,12 @@ def may_say_failure(texts: Iterable[str]) -> bool:
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
     told = _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
-    return told and not records.lists_settings(text) and not prefix.is_of_a_model(text)
+    return told and not bystanders.lists_settings(text) and not bystanders.is_of_a_model(text)
 
 
 def sounds_bad(text: str) -> bool:
     """Whether a line with a word of trouble is more than noise, or than a system service's note."""
-    return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
+    return not _NOISE.search(text) and (not bystanders.is_of_a_service(text) or says_failure(text))
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
@@ -55,7 +57,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
-        _print_next(explanation, console)
+        _rows(console, "next", explanation.next[:4])
         console.print()
     shown = explanation.causes if undecided else explanation.causes[:1]
     quoted: set[tuple[str, int | None, str]] = set()
@@ -73,12 +75,12 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
         _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
-        _print_timeline(explanation, console)
+        _rows(console, "timeline", [_moment(moment) for moment in explanation.timeline[:6]])
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
     if not undecided and not healthy:
-        _print_next(explanation, console)
+        _rows(console, "next", explanation.next[:4])
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:
@@ -87,14 +89,9 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     for note in explanation.notes[:6] if healthy else ():
         _row(console, "harmless here", note)
     if healthy:
-        _print_next(explanation, console)
+        _rows(console, "next", explanation.next[:4])
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
-
-
-def _print_next(explanation: Explanation, console: Console) -> None:
-    for number, step in enumerate(explanation.next[:4]):
-        _row(console, "next" if number == 0 else "", step)
 
 
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
@@ -155,17 +152,21 @@ def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
     return f"{text} ({count}x{where})"
 
 
-def _print_timeline(explanation: Explanation, console: Console) -> None:
-    for number, moment in enumerate(explanation.timeline[:6]):
-        when = moment.when or (f"line {moment.line}" if moment.line else "")
-        _row(console, "timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}")
+def _moment(moment: Moment) -> str:
+    when = moment.when or (f"line {moment.line}" if moment.line else "")
+    return f"{when:<10} {moment.who:<12} {moment.what}"
 
 
 def _row(console: Console, label: str, text: str) -> None:
     """A label and its text, which wraps beneath itself; what is a command does not wrap."""
-    for number, line in enumerate(text.split("\n")):
+    _rows(console, label, text.split("\n"))
+
+
+def _rows(console: Console, label: str, texts: Sequence[str]) -> None:
+    """The same of several texts, each on a line of its own; the label stands before the first."""
+    for number, text in enumerate(texts):
         head = Text(f"{label if number == 0 else '':<{_LABEL - 2}}", "dim")
-        print_hanging(console, head.append(visible(line), "not dim"), 2, _LABEL - 2, most=_PROSE)
+        print_hanging(console, head.append(visible(text), "not dim"), 2, _LABEL - 2, most=_PROSE)
 
 
 def _size(count: int) -> str:
