@@ -136,13 +136,13 @@ def _only_status(case: Case) -> bool:
 
 def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     """What a reader is told first."""
+    calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
         return f"nothing in these logs failed{calm}"
     if not causes:
-        return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
+        return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
     if verdict is Verdict.UNDECIDED:
         if len(causes) > 1 and best.confidence >= DECIDED:
