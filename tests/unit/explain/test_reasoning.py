@@ -244,7 +244,9 @@ def test_harmless_lines_come_with_their_condition() -> None:
 
 
 def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean() -> None:
-    got = explain_text("[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides. This may indicate\n")
+    got = explain_text(
+        "[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides. This may indicate\n"
+    )
     assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith("known to be harmless")
     told = io.StringIO()
     print_explanation(got, Console(file=told, width=200))
