@@ -144,17 +144,17 @@ def _only_status(case: Case) -> bool:
 
 def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     """What a reader is told first."""
+    calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
         goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
         read = "what could be read of these logs" if case.summary.problems else "these logs"
         return f"nothing in {read} failed{calm}{goes_on}"
     if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
         return "NCCL was initialised and the logs end there: whether any work followed they do not say"
     if not causes:
-        return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
+        return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
     if verdict is Verdict.UNDECIDED:
         if len(causes) > 1 and best.confidence >= DECIDED:

@@ -11,7 +11,6 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
-from nccl_doctor.explain.exceptions import LAUNCHER
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import failure_table
@@ -380,7 +379,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     own = codes - _KILLED
     ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
-    spoke = {item.hit.rank for item in case.summary.tracebacks if not LAUNCHER.search(item.type)}
+    spoke = {item.hit.rank for item in case.summary.tracebacks if not case.exceptions.is_of_launcher(item)}
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3

@@ -81,6 +81,22 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def shared_segment(case: Case) -> Iterable[Candidate]:
+    """NCCL could not set up a segment in /dev/shm. Where its result is a CUDA error, the segment was there, and CUDA would
+    not register it (cudaHostRegister). Otherwise there was no room for it."""
+    hits = case.hits("shm-segment")
+    results = " ".join(hit.text for hit in case.hits("nccl-error-text"))
+    refused = "cuda error" in results and "system error" not in results and not case.has("shm-no-space")
+    title = (
+        "CUDA does not take NCCL's shared memory: pinned memory is short (WSL2 gives little), or the context is broken"
+    )
+    for nth, cause in enumerate(("sys.container", "gpu.driver", "gpu.illegal-access") if refused and hits else ()):
+        yield Candidate(cause, 0.48 - 0.02 * nth, title, hits, *speakers(hits))
+    if hits and not refused:
+        yield Candidate("sys.shm", 0.95, "/dev/shm is too small (or full)", hits, *speakers(hits))
+
+
+@diagnosis
 def exclusive_gpu(case: Case) -> Iterable[Candidate]:
     """CUDA finds the GPU busy: certain where a listing shows a compute mode that admits one process, or none.
 

@@ -199,7 +199,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         return
     both_sides = case.world > 1 and case.summary.ranks >= set(range(case.world))
     died = case.has(
-        "sigkill", "oom-killer", "signal-exception", "cancelled", "segfault", "bus-error", "node-failure"
+        "sigkill", "oom-killer", "signal-exception", "cancelled", "hangup", "segfault", "bus-error", "node-failure"
     ) or bool(case.exceptions.ordinary)
     if both_sides and not died:
         yield Candidate(

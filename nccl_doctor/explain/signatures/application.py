@@ -411,6 +411,15 @@ says(
     why="The licence server is not reached, or has none left: the program ends before its work begins.",
 )
 says(
+    "tracker-login",
+    "api_key not configured (no-tty)",
+    "API key must be 40 characters long",
+    cause="unrelated",
+    strength=0.86,
+    title="Weights & Biases has no API key: log in before the job, or set WANDB_MODE=offline (or disabled)",
+    why="wandb asks for the key on a terminal; a rank has none, and wandb.init raises.",
+)
+says(
     "config-refused",
     "Could not override '{key}'",
     "Key '{key}' is not in struct",

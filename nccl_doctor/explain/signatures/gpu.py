@@ -387,6 +387,15 @@ says(
 )
 
 says(
+    "library-not-initialised",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    cause="gpu.oom",
+    strength=0.45,
+    title="cuBLAS or cuDNN could not be initialised: usually no GPU memory is left for its handle, or the CUDA context is broken",
+    why="The library allocates its workspace at the first call, and tells no reason.",
+)
+says(
     "library-kernel-failed",
     "CUBLAS_STATUS_EXECUTION_FAILED",
     "CUBLAS_STATUS_INTERNAL_ERROR",

@@ -307,6 +307,12 @@ _HELPER = re.compile(
     r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
 )
 says(
+    "ddp-copies-gradients",
+    "Grad strides do not match bucket view strides",
+    role=H,
+    why="DDP copies gradients whose layout in memory is not that of their bucket: a little time, no failure.",
+)
+says(
     "helper-ended",
     " Terminated ",
     " Killed ",

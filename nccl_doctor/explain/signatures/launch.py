@@ -51,6 +51,15 @@ says(
     why="The script was started without torchrun (or the like), so nobody set them.",
 )
 says(
+    "local-rank-argument",
+    "unrecognized arguments: --local{}rank={rank:int}",
+    "the following arguments are required: --local{}rank",
+    cause="launch.env-missing",
+    strength=0.94,
+    title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
+    why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
+)
+says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
     "waiting for clients. {joined:int}/{world:int} clients joined",
@@ -105,6 +114,14 @@ says(
     strength=0.62,
     title="Slurm's PMI could not bring the tasks of the step together",
     why="A task or its slurmstepd on another node did not come in time, or tasks use another PMI than srun offers (--mpi).",
+)
+says(
+    "checkpoint-of-other-size",
+    "checkpoint being loaded used a DP world size of {saved:int} but the current world size is {now:int}",
+    cause="launch.world-size",
+    strength=0.88,
+    title="the checkpoint was written by {saved} data-parallel ranks, and {now} load it: DeepSpeed wants as many, or a universal checkpoint",
+    why="ZeRO's optimizer states are cut by the number of ranks that wrote them.",
 )
 says(
     "world-size-check",
@@ -182,6 +199,17 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+says(
+    "hangup",
+    "SIGHUP",
+    "Hangup",
+    "Received 1 death signal",
+    cause="launch.killed",
+    strength=0.91,
+    title="the terminal or ssh session that the job belonged to was closed (SIGHUP)",
+    why="torchrun takes SIGHUP itself and ends its workers, although nohup had it ignored.",
+    where=lambda groups, line: "dataloader" not in line.lower(),
+)
 # timeout(1) in front of a command, and the status that it ends with
 _WITH_LIMIT = re.compile(
     r"(?:^|[$+#;&|(]|\bdo|\bthen)\s*(?:\w{1,40}=\S{1,80} +){0,9}timeout (?:-\S{1,40} +){0,9}\d+(?:\.\d+)?[smhd]? +[\w./]"
@@ -247,8 +275,6 @@ says(
     "ignal 15 received",
     "eceived signal 15",
     "got signal 15",
-    "SIGHUP",
-    "Hangup",
     "evicted",
     "Evicted",
     "Stopping container",

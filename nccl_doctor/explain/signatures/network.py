@@ -50,6 +50,7 @@ says(
     strength=0.72,
     title="the rendezvous endpoint could not be reached",
     why="The agent cannot connect to the rendezvous host: it is not up, the address is wrong, or the port is blocked.",
+    where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
     "no-route-ssh",
@@ -280,6 +281,14 @@ says(
     role=Role.HARMLESS,
     why="c10d asks for IPv6 addresses first: a name that has only IPv4 ones is told of like this. It matters where the same is said of IPv4.",
     where=lambda groups, line: _IPV4 not in line,
+)
+says(
+    "gloo-no-name",
+    "Device(): interface or hostname can't be empty",
+    cause="net.hostname-resolution",
+    strength=0.86,
+    title="Gloo has no address of this machine: its own name resolves to none",
+    why="Without GLOO_SOCKET_IFNAME torch gives Gloo the address of the machine's own name: there is none (names with letters beyond ASCII on Windows, say).",
 )
 says(
     "gloo-families",

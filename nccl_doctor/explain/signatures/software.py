@@ -153,11 +153,23 @@ says(
     "built without distributed support",
     "Distributed package doesn't have",
     "module 'torch._C' has no attribute '_c10d_init'",
+    "module 'torch._C' has no attribute '_cuda_{name:word}'",
+    "No module named 'torch._C._distributed_c10d'",
     "PyTorch is not compiled with NCCL support",
     cause="sw.no-nccl-backend",
     strength=0.95,
     title="this torch was built without NCCL (or without CUDA)",
     why="A CPU-only or foreign-platform build of torch is installed on this host.",
+)
+says(
+    "torch-lacks-part",
+    "use_libuv was requested but PyTorch was buil{}without libuv support",
+    "makeDeviceForHostname(): unsupported gloo device",
+    "makeDeviceForInterface(): unsupported gloo device",
+    cause="sw.no-nccl-backend",
+    strength=0.93,
+    title="this build of torch lacks a part of torch.distributed (libuv, or Gloo's transport), as builds for Windows do",
+    why="torch's store takes libuv unless USE_LIBUV=0; GlooDeviceFactory finds no transport that was compiled in.",
 )
 says(
     "nccl-bug-shared-memory",
@@ -205,6 +217,9 @@ says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
     "exitcode  : -11",
+    "exitcode: -11",
+    "return code = -11",
+    "died with <Signals.SIGSEGV",
     "exit code 139",
     "*** Process received signal ***",
     "signal 11 (SIGSEGV)",

@@ -10,12 +10,9 @@ says(
     "shm-no-space",
     "/dev/shm{}No space left on device",
     "posix_fallocate failed : No space left on device",
-    "Error while creating shared memory segment {segment}",
-    "Error while attaching to shared memory segment {segment}",
     "failed to extend /dev/shm",
     "failed to create shared memory file",
     "fallocate: Failed to extend {file} to",
-    "Error while {} shared memory segment",
     "insufficient shared memory (shm)",
     "out of shared memory (shm)",
     "unable to allocate shared memory(shm)",
@@ -34,8 +31,23 @@ says(
     why="A shared-memory segment cannot be created or extended: containers have 64 MB of /dev/shm by default.",
 )
 says(
+    "no-pci-path",
+    "Could not find real path of /sys/class/pci_bus/{bus}",
+    cause="sys.container",
+    strength=0.78,
+    title="NCCL does not find its GPU in /sys/class/pci_bus: a sandbox or container without it, or WSL2 under NCCL older than 2.10",
+    why="NCCL follows the GPU's PCI path. Up to 2.9 its lack ends the initialisation; later what else it asks of /sys does.",
+)
+says(
+    "shm-segment",
+    "Error while {doing} shared memory segment",
+    why="NCCL could not make, map or register a segment; up to 2.22 it does not say which.",
+)
+says(
     "bus-error",
     "exitcode  : -7",
+    "exitcode: -7",
+    "return code = -7",
     "exit code: 135",
     "exit code 135",
     "Bus error",
@@ -284,7 +296,6 @@ says(
     "UDS: Sending data over socket",
     "UDS: Receiving data over socket",
     "move_pages{}not permitted",
-    "Could not find real path of",
     "Unable to open /sys",
     "pidfd_getfd",
     "pidfd_open",

@@ -243,6 +243,33 @@ def test_harmless_lines_come_with_their_condition() -> None:
     assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes) and got.overcome == ()
 
 
+def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean() -> None:
+    got = explain_text(
+        "[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides. This may indicate\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith("known to be harmless")
+    told = io.StringIO()
+    print_explanation(got, Console(file=told, width=200))
+    assert "layout in memory" in told.getvalue()
+
+
+def test_a_closed_terminal_is_named() -> None:
+    for line in ("Received 1 death signal, shutting down workers", "Sending process 411 closing signal SIGHUP"):
+        assert "terminal" in explain_text(f"torch.distributed.elastic.agent.server.api: {line}\n").causes[0].title
+
+
+def test_the_launchers_own_cut_traceback_is_no_workers() -> None:
+    exited = "multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python"
+    launcher = ["Traceback (most recent call last):", '  File "/opt/venv/bin/torchrun", line 8, in <module>']
+    worker = ["Traceback (most recent call last):", '  File "/srv/train.py", line 8, in <module>']
+    titles = {}
+    for name, lines in (("launcher", launcher), ("worker", worker)):
+        got = explain_text("\n".join([exited, *lines, "    sys.exit(main())"]))
+        titles[name] = got.causes[0].title
+    assert titles["launcher"] == "a worker ended with exit code 1; what it said is not in these logs"
+    assert "cut" in titles["worker"]
+
+
 def test_harmless_lines_are_cut_between_words() -> None:
     line = (
         "NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5). ncclCollNetPlugin symbols " + "unsupported " * 20
