@@ -43,6 +43,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     ),
     "net.firewall": (
         "connect-timeout",
+        "connect-aborted",
         "connect-noroute",
         "connect-retry",
         "bootstrap-using",

@@ -60,7 +60,7 @@ says(
     "Timed out initializing process group in store based barrier on rank",
     cause="launch.world-size",
     strength=0.76,
-    title="only {joined} of {world} ranks joined",
+    title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
 )
 says(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import candidates, topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import ending, shortened
@@ -764,3 +764,33 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+
+
+def test_no_title_shows_a_hole() -> None:
+    """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
+    dangling = re.compile(r"\{|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
+    for signature in all_signatures().values():
+        for template in signature.templates if signature.title else ():
+            told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
+            title = candidates._title(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
+            assert not dangling.search(title), (template.text, title)
+
+
+def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
+    got = explain_text(
+        "h1:39:40 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+        "Software caused connection abort\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED
+    assert {cause.id for cause in got.causes[:2]} == {"net.firewall", "net.peer-lost"}
+    assert got.causes[0].title != got.causes[1].title
+
+
+def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
+    failed = "w1 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
+    got = explain_text(
+        "w1 nv-fabricmanager[4]: request to query NVSwitch device information from NVSwitch driver failed with error:"
+        f"WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]\n{failed}"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
+    assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
