@@ -137,7 +137,9 @@ def _last_resort(case: Case) -> list[Candidate]:
     """What is left when no signature is convincing: words, else the log's last lines."""
     if found := _by_words(case, _LIKELIEST):
         return found
-    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
+    calm = topics.quiet(case)
+    tails = (hit for hits in case.summary.tails.values() for hit in hits[-3:] if place(hit) not in calm)
+    last = [hit for hit in tails if topics.says_failure(hit.text)]
     if not last:
         return []
     title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"

@@ -22,7 +22,7 @@ TOPICS: dict[str, str] = {
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
@@ -146,11 +146,16 @@ def sounds_bad(text: str) -> bool:
     return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
 
 
+def quiet(case: Case) -> set[tuple[str, int]]:
+    """The places of the lines that look bad and are known not to be."""
+    return {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
+
+
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
-    quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    found = [hit for hit in case.hits("error-line") if place(hit) not in quiet and sounds_bad(hit.text)]
+    calm = quiet(case)
+    found = [hit for hit in case.hits("error-line") if place(hit) not in calm and sounds_bad(hit.text)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

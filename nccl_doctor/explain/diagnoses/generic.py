@@ -313,6 +313,31 @@ def no_peer_access(case: Case) -> Iterable[Candidate]:
         yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])
 
 
+# The innermost frames of every crash: the handler, and what raised the signal.
+_PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|libgcc_s|linux-vdso)\b")
+# What programs are built upon: that one of these crashed tells nothing of whose fault it is.
+_FOUNDATION = re.compile(
+    r"nccl|cuda|cudnn|cublas|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|hcoll|sharp|torch|c10|tensorflow|jax|python",
+    re.IGNORECASE,
+)
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+
+
+@diagnosis
+def crash_in_own_code(case: Case) -> Iterable[Candidate]:
+    """The innermost frame of a crash that is neither the system's nor of a library that such programs are built upon is the
+    program's own. Memory that something else had corrupted is rare, and looks the same."""
+    for row in case.hits("crash-stack-rows"):
+        frame = _NATIVE_FRAME.search(row.text)
+        name = frame.group(1).rpartition("/")[2] if frame else ""
+        if not name or _PLUMBING.match(name):
+            continue
+        if not _FOUNDATION.search(name):
+            title = f"a process crashed in {name}, the program's own code"
+            yield Candidate("app.rank-exception", 0.56, title, [row, *case.hits("segfault", "crash-handler")[:3]])
+        return
+
+
 @diagnosis
 def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""

@@ -107,6 +107,20 @@ says(
     why="A task or its slurmstepd on another node did not come in time, or tasks use another PMI than srun offers (--mpi).",
 )
 says(
+    "mpi-cannot-start",
+    "Fatal error in PMPI_Init",
+    "Fatal error in internal_Init",
+    "Fatal error in MPI_Init",
+    "An error occurred in MPI_Init",
+    "PMI_KVS_Get returned -1",
+    "PMI{}_Init returned",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="MPI itself could not start: its processes did not find each other, or a transport did not open",
+    why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
+    "than the library's, or a transport that is missing. Two ranks of 'hello world' under the same launcher show it without NCCL.",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",

@@ -768,7 +768,7 @@ def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: b
 
 def test_no_title_shows_a_hole() -> None:
     """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
-    dangling = re.compile(r"\{|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
+    dangling = re.compile(r"[{?]|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
     for signature in all_signatures().values():
         for template in signature.templates if signature.title else ():
             told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
@@ -794,3 +794,50 @@ def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
     )
     assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
     assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
+
+
+def test_horovods_older_table_names_the_rank_too() -> None:
+    log = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n"
+    )
+    got = explain_text(log)
+    assert got.causes[0].ranks == (6,) and got.sentence.startswith("rank 6 did not submit")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[login3:29852] mca_base_component_repository_open: unable to open mca_pml_pami: libpami.so.3: cannot open shared "
+        "object file: No such file or directory (ignored)",
+        "n1:205:772 [1] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - /lib/libmlx5.so.1: undefined symbol: "
+        "mlx5dv_reg_dmabuf_mr, version MLX5_1.25 version MLX5_1.25",
+        "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
+        "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
+        "WARNING: There was an error initializing an OpenFabrics device.",
+    ],
+)
+def test_what_a_library_goes_without_is_no_guess(line: str) -> None:
+    assert not explain_text(f"{line}\n").causes
+
+
+def test_a_quoted_speaker_is_not_asked_for_again() -> None:
+    """The rank of a line is known from its process's init line, though the line itself names none."""
+    got = explain_text(
+        "n2:159:168 [0] NCCL INFO comm 0x55c6 rank 0 nranks 2 cudaDev 0 nvmlDev 2 busId 4c000 commId 0xbe1 - Init COMPLETE\n"
+        "n2:159:172 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.1.3<42211> with error 4, "
+        "opcode 0, len 0, vendor err 81 (Send) localGid ::ffff:10.1.2.161 remoteGid ::ffff:10.1.2.163\n"
+    )
+    assert got.causes[0].ranks == (0,) and not any("logs of rank 0" in step for step in got.next)
+
+
+def test_lines_of_no_job_ask_for_the_jobs_own() -> None:
+    got = explain_text("kernel: DMAR: No ATSR found\nkernel: DMAR: IOMMU feature fl1gp_support inconsistent\n")
+    assert got.verdict is Verdict.UNDECIDED and "what the job itself printed" in got.next[0]
+
+
+def test_a_program_before_its_message_is_no_host() -> None:
+    got = explain_text(
+        "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n"
+    )
+    assert got.causes[0].id == "gpu.driver" and not got.causes[0].hosts
