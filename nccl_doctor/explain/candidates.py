@@ -137,9 +137,13 @@ def _last_resort(case: Case) -> list[Candidate]:
     """What is left when no signature is convincing: words, else the log's last lines."""
     if found := _by_words(case, _LIKELIEST):
         return found
-    calm = topics.quiet(case)
-    tails = (hit for hits in case.summary.tails.values() for hit in hits[-3:] if place(hit) not in calm)
-    last = [hit for hit in tails if topics.says_failure(hit.text)]
+    calm = list(case.seen(Role.HARMLESS))
+    last = [
+        hit
+        for hits in case.summary.tails.values()
+        for hit in hits[-3:]
+        if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
+    ]
     if not last:
         return []
     title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"

@@ -146,16 +146,11 @@ def sounds_bad(text: str) -> bool:
     return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
 
 
-def quiet(case: Case) -> set[tuple[str, int]]:
-    """The places of the lines that look bad and are known not to be."""
-    return {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-
-
 @functools.lru_cache(maxsize=1)
 def trouble(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
-    calm = quiet(case)
-    found = [hit for hit in case.hits("error-line") if place(hit) not in calm and sounds_bad(hit.text)]
+    quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
+    found = [hit for hit in case.hits("error-line") if place(hit) not in quiet and sounds_bad(hit.text)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

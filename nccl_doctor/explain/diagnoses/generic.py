@@ -44,7 +44,14 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"mnnvl|fabric handle|imex", "gpu.imex", 0.58, "multi-node NVLink fails"),
     (r"transport/p2p|p2p\.cc|ipc", "gpu.p2p", 0.55, "peer-to-peer set-up fails"),
     (r"nvmlwrap|nvml", "gpu.driver", 0.52, "NVML fails"),
-    (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
+    (
+        r"XML (?:Parse|Mismatch|Topology|Graph|Import|Export)|XML \w+ file|FORCE_MERGE|fused NIC|graph/tuning",
+        "env.bad-nccl-var",
+        0.45,
+        "NCCL cannot use the topology or tuning that it was given",
+    ),
+    # What is left of graph/ reads /sys and asks NVML.
+    (r"graph/|topo|xml", "sys.container", 0.45, "NCCL cannot make out this machine as /sys shows it here"),
     (r"cudawrap|CUDA driver|prior to CUDA", "gpu.driver", 0.56, "the driver lacks what NCCL asks of it"),
     (r"alloc\w* (?:failed|returned null)|alloc\([^)]*\) returned null", "sys.host-oom", 0.5, "NCCL got no host memory"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),

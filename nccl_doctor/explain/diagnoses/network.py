@@ -230,6 +230,10 @@ _EFA_GONE = re.compile(
     re.IGNORECASE,
 )
 _EFA_SILENT = re.compile(r"handshake failed|\b4126\b", re.IGNORECASE)
+# 5, 7 and 14, in older words too: an adapter answers, and what it was asked for is not registered (any more).
+_EFA_REFUSED = re.compile(
+    r"memory registration is invalid|Invalid (?:address|lkey)\b|No valid address handle", re.IGNORECASE
+)
 _EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
@@ -261,6 +265,12 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             gone,
             *speakers(gone),
         )
+    refused = [hit for hit in hits if _EFA_REFUSED.search(hit.text)]
+    if refused and not never and not gone:
+        title = "an EFA request was refused: memory that is registered no more, or not for this"
+        for cause, strength in (("net.plugin", 0.47), ("net.peer-lost", 0.43)):
+            yield Candidate(cause, strength, title, refused, *speakers(refused))
+        return
     passed_once = case.has("progress")  # the job's steps went over it
     if passed_once and not gone:
         title = "an EFA peer is reached no more, after steps that went well: its process or its node may be gone"

@@ -38,6 +38,13 @@ says(
     why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
 )
 says(
+    "dcgm-without-switches",
+    "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
+    "[[NvSwitch]] Not attached to NvSwitches",
+    role=H,
+    why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",

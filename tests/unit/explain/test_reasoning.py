@@ -841,3 +841,19 @@ def test_a_program_before_its_message_is_no_host() -> None:
         "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n"
     )
     assert got.causes[0].id == "gpu.driver" and not got.causes[0].hosts
+
+
+def test_dcgm_without_switches_is_no_fault_of_nvlink() -> None:
+    got = explain_text(
+        "2024-05-24 10:22:29.245 ERROR [5231:5273] [[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned Object is in an "
+        "undefined state [DcgmModuleNvSwitch.cpp:388] [DcgmNs::DcgmModuleNvSwitch::RunOnce]\n" * 3
+    )
+    assert not got.causes
+
+
+def test_an_efa_adapter_that_refuses_is_no_firewall() -> None:
+    got = explain_text(
+        "libfabric:7:17::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Remote memory registration is invalid, "
+        "has insufficient access flags or does not match IOVA My EFA addr: fi_addr_efa://[fe80::1]:0:1 (7)\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "net.firewall" not in {cause.id for cause in got.causes[:2]}
