@@ -152,9 +152,8 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
-    missing = _missing_ranks(case) or ranges(
-        [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
-    )
+    heard = case.summary.ranks.union(item.rank for item in best.evidence if item.rank is not None) if best else set()
+    missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
         yield f"collect the logs of rank {missing}: nothing that it said is among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
@@ -174,8 +173,10 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        else:
+        elif best or case.distributed or _says(case, "nccl"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
+        else:
+            yield "give what the job itself printed: none of these lines is known to come from a distributed job"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 

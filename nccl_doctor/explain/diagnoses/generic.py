@@ -44,7 +44,14 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"mnnvl|fabric handle|imex", "gpu.imex", 0.58, "multi-node NVLink fails"),
     (r"transport/p2p|p2p\.cc|ipc", "gpu.p2p", 0.55, "peer-to-peer set-up fails"),
     (r"nvmlwrap|nvml", "gpu.driver", 0.52, "NVML fails"),
-    (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
+    (
+        r"XML (?:Parse|Mismatch|Topology|Graph|Import|Export)|XML \w+ file|FORCE_MERGE|fused NIC|graph/tuning",
+        "env.bad-nccl-var",
+        0.45,
+        "NCCL cannot use the topology or tuning that it was given",
+    ),
+    # What is left of graph/ reads /sys and asks NVML.
+    (r"graph/|topo|xml", "sys.container", 0.45, "NCCL cannot make out this machine as /sys shows it here"),
     (r"cudawrap|CUDA driver|prior to CUDA", "gpu.driver", 0.56, "the driver lacks what NCCL asks of it"),
     (r"alloc\w* (?:failed|returned null)|alloc\([^)]*\) returned null", "sys.host-oom", 0.5, "NCCL got no host memory"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
@@ -311,6 +318,31 @@ def no_peer_access(case: Case) -> Iterable[Candidate]:
     if without and complaint and not case.has("channel-net"):
         title = "GPUs have no peer-to-peer access: their data goes through host memory"
         yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])
+
+
+# The innermost frames of every crash: the handler, and what raised the signal.
+_PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|libgcc_s|linux-vdso)\b")
+# What programs are built upon: that one of these crashed tells nothing of whose fault it is.
+_FOUNDATION = re.compile(
+    r"nccl|cuda|cudnn|cublas|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|hcoll|sharp|torch|c10|tensorflow|jax|python",
+    re.IGNORECASE,
+)
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+
+
+@diagnosis
+def crash_in_own_code(case: Case) -> Iterable[Candidate]:
+    """The innermost frame of a crash that is neither the system's nor of a library that such programs are built upon is the
+    program's own. Memory that something else had corrupted is rare, and looks the same."""
+    for row in case.hits("crash-stack-rows"):
+        frame = _NATIVE_FRAME.search(row.text)
+        name = frame.group(1).rpartition("/")[2] if frame else ""
+        if not name or _PLUMBING.match(name):
+            continue
+        if not _FOUNDATION.search(name):
+            title = f"a process crashed in {name}, the program's own code"
+            yield Candidate("app.rank-exception", 0.56, title, [row, *case.hits("segfault", "crash-handler")[:3]])
+        return
 
 
 @diagnosis

@@ -13,9 +13,9 @@ from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
-    r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)"
+    r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy|ip6tnl|sit\d|gre\d|vxlan)"
 )
-_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused")
+_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused", "connect-aborted")
 _FAILING = (
     *_UNREACHABLE,
     "connect-gave-up",
@@ -109,6 +109,18 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
         )
+
+
+@diagnosis
+def first_attempt_failed(case: Case) -> Iterable[Candidate]:
+    """NCCL 2.12 to 2.23 calls connect() again on a socket whose first attempt failed, and the system answers ECONNABORTED
+    ('Software caused connection abort'): whether the peer had refused or nobody had answered is lost."""
+    hits = case.hits("connect-aborted")
+    if hits:
+        address = hits[0].groups["address"][:60]
+        title = f"the first attempt to connect to {address} was not answered (a firewall, a wrong address)"
+        yield Candidate("net.firewall", 0.56, title, hits, *speakers(hits))
+        yield Candidate("net.peer-lost", 0.5, "it was refused, because nobody listens there (any more)", hits)
 
 
 _OWN_ADDRESS = re.compile(r"\[\d+\](?P<interface>[^\s:]+):(?P<address>\S+?)<\d+>")
@@ -218,6 +230,10 @@ _EFA_GONE = re.compile(
     re.IGNORECASE,
 )
 _EFA_SILENT = re.compile(r"handshake failed|\b4126\b", re.IGNORECASE)
+# 5, 7 and 14, in older words too: an adapter answers, and what it was asked for is not registered (any more).
+_EFA_REFUSED = re.compile(
+    r"memory registration is invalid|Invalid (?:address|lkey)\b|No valid address handle", re.IGNORECASE
+)
 _EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
@@ -249,6 +265,12 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             gone,
             *speakers(gone),
         )
+    refused = [hit for hit in hits if _EFA_REFUSED.search(hit.text)]
+    if refused and not never and not gone:
+        title = "an EFA request was refused: memory that is registered no more, or not for this"
+        for cause, strength in (("net.plugin", 0.47), ("net.peer-lost", 0.43)):
+            yield Candidate(cause, strength, title, refused, *speakers(refused))
+        return
     passed_once = case.has("progress")  # the job's steps went over it
     if passed_once and not gone:
         title = "an EFA peer is reached no more, after steps that went well: its process or its node may be gone"
@@ -364,7 +386,7 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     """
     hits = [
         hit
-        for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
+        for hit in case.hits(*_UNREACHABLE, "connect-retry")
         if (address := address_of(hit.groups.get("address", ""))) is not None
         and address.version == 6
         and address.ipv4_mapped is None
@@ -374,7 +396,9 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     local = [hit for hit in case.hits("bootstrap-using") if is_unroutable(hit.groups["address"])]
     # No name resolves to a link-local address: the peer's own NCCL advertised it.
     advertised = [
-        hit for hit in case.hits("connect-noroute", "connect-timeout") if is_unroutable(hit.groups.get("address", ""))
+        hit
+        for hit in case.hits("connect-noroute", "connect-timeout", "connect-aborted")
+        if is_unroutable(hit.groups.get("address", ""))
     ]
     if not local and not advertised:
         yield Candidate(

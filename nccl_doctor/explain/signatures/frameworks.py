@@ -371,9 +371,10 @@ says(
 says(
     "horovod-missing-table",
     "Missing ranks:",
+    "Stalled ranks:",  # Horovod 0.17 and 0.18
     rows=400,
     why="Below it stand the ranks that did not submit tensors, each with some of them.",
-    where=lambda groups, line: line.rstrip().endswith("Missing ranks:"),
+    where=lambda groups, line: line.rstrip().endswith(("Missing ranks:", "Stalled ranks:")),
 )
 says(
     "horovod-elastic-resources",

@@ -37,6 +37,9 @@ says(
     "xid",
     *_XID,
     why="The driver's own fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
+    where=lambda groups, line: (
+        re.search(r"\b(?:will|may|might|would|could)\b[^.:]*\bXid\b", line, re.IGNORECASE) is None
+    ),
 )
 says(
     "sxid",
@@ -370,6 +373,7 @@ says(
     "CUDA_EXCEPTION_",
     "hipErrorIllegalAddress",
     "Memory access fault by GPU node",
+    "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
     title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
@@ -579,6 +583,9 @@ says(
     "Key was rejected by service",
     "nouveau, rivafb, nvidiafb",
     "The NVIDIA probe routine was not called",
+    "installed in this system is not supported by",
+    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "installed in this system is supported through the",  # legacy drivers
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
@@ -795,7 +802,7 @@ says(
     "fabricmanager{}[ERROR]",
     cause="gpu.fabric-manager",
     strength=0.9,
-    title="the fabric manager reports: {message}",
+    title="the fabric manager reports an error: {message}",
     why="An error in the fabric manager's own log.",
     where=lambda groups, line: (
         re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None and not _IMEX.search(line)

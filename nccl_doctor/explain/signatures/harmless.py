@@ -23,6 +23,28 @@ says(
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
+    "old-verbs-library",
+    "NCCL INFO dlvsym failed on ",
+    role=H,
+    why="NCCL asks libibverbs or libmlx5 for functions of later releases, and goes without them (ECE, Data Direct).",
+)
+says(
+    "pcie-corrected",
+    "severity=Corrected",
+    "Corrected error received",
+    "Corrected error message received",
+    "Correctable error message received",
+    role=H,
+    why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
+)
+says(
+    "dcgm-without-switches",
+    "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
+    "[[NvSwitch]] Not attached to NvSwitches",
+    role=H,
+    why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
@@ -137,6 +159,15 @@ says(
     "GDRCopy is not available",
     role=H,
     why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
+)
+says(
+    "mpi-goes-without",
+    "By default, for Open MPI 4.0 and later, infiniband ports",
+    "There was an error initializing an OpenFabrics device",
+    "mca_base_component_repository_open: unable to open {component}(ignored)",
+    "default subnet GID prefix was detected on more than one",
+    role=H,
+    why="Open MPI tells which transport or component it goes without; UCX, TCP or shared memory carry its messages. NCCL uses neither.",
 )
 says(
     "pmix-lock",

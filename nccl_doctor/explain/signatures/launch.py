@@ -69,7 +69,7 @@ says(
     "Timed out initializing process group in store based barrier on rank",
     cause="launch.world-size",
     strength=0.76,
-    title="only {joined} of {world} ranks joined",
+    title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
 )
 says(
@@ -122,6 +122,20 @@ says(
     strength=0.88,
     title="the checkpoint was written by {saved} data-parallel ranks, and {now} load it: DeepSpeed wants as many, or a universal checkpoint",
     why="ZeRO's optimizer states are cut by the number of ranks that wrote them.",
+)
+says(
+    "mpi-cannot-start",
+    "Fatal error in PMPI_Init",
+    "Fatal error in internal_Init",
+    "Fatal error in MPI_Init",
+    "An error occurred in MPI_Init",
+    "PMI_KVS_Get returned -1",
+    "PMI{}_Init returned",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="MPI itself could not start: its processes did not find each other, or a transport did not open",
+    why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
+    "than the library's, or a transport that is missing. Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
     "world-size-check",

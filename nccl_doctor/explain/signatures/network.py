@@ -83,17 +83,22 @@ says(
     "connect-timeout",
     "onnect to {address} failed : Connection timed out",
     "connect to {address} returned Connection timed out, exceeded",
-    "onnect to {address} failed : Software caused connection abort",
     "connect returned Connection timed out, exceeded error retry count",
     "socketPollConnect: Connect to {address} returned {}Connection timed out",
     "exceeded timeouts",
     "ollConnect to {address} failed with error Connection timed out",
     "Call to connect failed : Connection timed out",
     "Call to connect timeout : Connection timed out",
+    "dest_addr={address}) failed: Connection timed out",  # UCX
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
     why="NCCL's connection to a peer's ephemeral port timed out: dropped by a firewall, or the peer advertised an address that is not routable from here.",
+)
+says(
+    "connect-aborted",
+    "onnect to {address} failed : Software caused connection abort",
+    why="ECONNABORTED: a second connect() on a socket whose first attempt failed.",
 )
 says(
     "connect-noroute",
@@ -111,6 +116,7 @@ says(
     "connect [{address}]:{port:int}: No route to host",
     "(errno: 113 - No route to host)",
     "[Errno 113] No route to host",
+    "dest_addr={address}) failed: No route to host",  # UCX
     cause="net.firewall",
     strength=0.66,
     title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
@@ -132,11 +138,12 @@ says(
     "tartConnect: exceeded retries (",
     "onnect to {address} returned Connection refused, exceeded",
     "returned Connection refused, exceeded error retry count",
+    "dest_addr={address}) failed: Connection refused",  # UCX
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
     fold="connections refused",
-    title="{address} refuses connections: no process listens there (any more)",
+    title="connections to {address} are refused: no process listens there (any more)",
     why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
 )
 says(

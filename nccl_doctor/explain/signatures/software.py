@@ -227,10 +227,17 @@ says(
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.45,
-    fold="segmentation fault",
-    title="a process crashed (segmentation fault)",
-    why="A crash in native code; the frames say whose.",
+    fold="a crash in native code",
+    title="a process crashed in native code",
+    why="A signal of the system or an abort of a library; the frames say whose.",
     where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
+)
+says(
+    "crash-stack",
+    "*** Process received signal ***",
+    "==== backtrace",
+    rows=14,
+    why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
 )
 says(
     "nccl-invalid-launch",

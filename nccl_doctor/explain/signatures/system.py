@@ -275,7 +275,7 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|\bUCX\b", line),
 )
 
 # --- containers

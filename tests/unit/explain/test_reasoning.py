@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import candidates, topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import ending, shortened
@@ -821,3 +821,96 @@ def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> Non
     told = analyse([LogSource("a.log", late), LogSource("b.log", early)]).timeline
     assert [(item.who, item.file) for item in told if not item.when] == [("rank 1", "b.log"), ("rank 0", "a.log")]
     assert next(item.when for item in told if item.when) == "08:55:28"
+
+
+def test_no_title_shows_a_hole() -> None:
+    """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
+    dangling = re.compile(r"[{?]|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
+    for signature in all_signatures().values():
+        for template in signature.templates if signature.title else ():
+            told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
+            title = candidates._title(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
+            assert not dangling.search(title), (template.text, title)
+
+
+def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
+    got = explain_text(
+        "h1:39:40 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+        "Software caused connection abort\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED
+    assert {cause.id for cause in got.causes[:2]} == {"net.firewall", "net.peer-lost"}
+    assert got.causes[0].title != got.causes[1].title
+
+
+def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
+    failed = "w1 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
+    got = explain_text(
+        "w1 nv-fabricmanager[4]: request to query NVSwitch device information from NVSwitch driver failed with error:"
+        f"WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]\n{failed}"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
+    assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
+
+
+def test_horovods_older_table_names_the_rank_too() -> None:
+    log = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n"
+    )
+    got = explain_text(log)
+    assert got.causes[0].ranks == (6,) and got.sentence.startswith("rank 6 did not submit")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[login3:29852] mca_base_component_repository_open: unable to open mca_pml_pami: libpami.so.3: cannot open shared "
+        "object file: No such file or directory (ignored)",
+        "n1:205:772 [1] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - /lib/libmlx5.so.1: undefined symbol: "
+        "mlx5dv_reg_dmabuf_mr, version MLX5_1.25 version MLX5_1.25",
+        "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
+        "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
+        "WARNING: There was an error initializing an OpenFabrics device.",
+    ],
+)
+def test_what_a_library_goes_without_is_no_guess(line: str) -> None:
+    assert not explain_text(f"{line}\n").causes
+
+
+def test_a_quoted_speaker_is_not_asked_for_again() -> None:
+    """The rank of a line is known from its process's init line, though the line itself names none."""
+    got = explain_text(
+        "n2:159:168 [0] NCCL INFO comm 0x55c6 rank 0 nranks 2 cudaDev 0 nvmlDev 2 busId 4c000 commId 0xbe1 - Init COMPLETE\n"
+        "n2:159:172 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.1.3<42211> with error 4, "
+        "opcode 0, len 0, vendor err 81 (Send) localGid ::ffff:10.1.2.161 remoteGid ::ffff:10.1.2.163\n"
+    )
+    assert got.causes[0].ranks == (0,) and not any("logs of rank 0" in step for step in got.next)
+
+
+def test_lines_of_no_job_ask_for_the_jobs_own() -> None:
+    got = explain_text("kernel: DMAR: No ATSR found\nkernel: DMAR: IOMMU feature fl1gp_support inconsistent\n")
+    assert got.verdict is Verdict.UNDECIDED and "what the job itself printed" in got.next[0]
+
+
+def test_a_program_before_its_message_is_no_host() -> None:
+    got = explain_text(
+        "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n"
+    )
+    assert got.causes[0].id == "gpu.driver" and not got.causes[0].hosts
+
+
+def test_dcgm_without_switches_is_no_fault_of_nvlink() -> None:
+    got = explain_text(
+        "2024-05-24 10:22:29.245 ERROR [5231:5273] [[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned Object is in an "
+        "undefined state [DcgmModuleNvSwitch.cpp:388] [DcgmNs::DcgmModuleNvSwitch::RunOnce]\n" * 3
+    )
+    assert not got.causes
+
+
+def test_an_efa_adapter_that_refuses_is_no_firewall() -> None:
+    got = explain_text(
+        "libfabric:7:17::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Remote memory registration is invalid, "
+        "has insufficient access flags or does not match IOVA My EFA addr: fi_addr_efa://[fe80::1]:0:1 (7)\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "net.firewall" not in {cause.id for cause in got.causes[:2]}
