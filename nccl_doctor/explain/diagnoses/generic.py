@@ -262,7 +262,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
                 for nth, cause in enumerate(causes):
-                    strength = 0.3 - 0.02 * nth
+                    strength = 0.36 - 0.02 * nth
                     yield Candidate(cause, strength, phrase, case.hits("nccl-error-text"))
                 return
 

@@ -269,6 +269,8 @@ says(
 says(
     "nccl-error-number",
     "NCCL Error 5: invalid usage",
+    "failed: invalid usage",  # XLA, Horovod
+    "invalid usage (run with NCCL_DEBUG",
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",
