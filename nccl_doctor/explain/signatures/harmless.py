@@ -139,6 +139,17 @@ says(
     why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
 )
 says(
+    "openmpi-another-way",
+    "was unable to find any relevant network interfaces",
+    "Another transport will be used instead",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    "WARNING: No preset parameters were found for the device that Open MPI",
+    'Set MCA parameter "{name:word}" to 0 to see all help',
+    "mca_base_component_repository_open: unable to open",
+    role=H,
+    why="Open MPI goes without a transport or component that it was built with. NCCL has its own; MPI only starts the job.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,

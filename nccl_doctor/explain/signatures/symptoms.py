@@ -248,6 +248,7 @@ _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")
 says(
     "child-terminated",
     "Child process with PID {pid:int} terminated with code {code:int}",
+    "Container rank {rank:int} status failed cmd {command} code {code:int} log",  # Paddle's launcher
     "Forcefully terminating all other processes to avoid zombies",
     "died, exit code: {code:int}",
     "exits with return code = {code:int}",

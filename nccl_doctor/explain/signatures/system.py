@@ -324,7 +324,7 @@ says(
     "NODE_FAIL",
     "NodeNotReady",
     "Kubelet stopped posting node status",
-    "has been marked dead because the detector has missed too many heartbeats",
+    " has missed too many heartbeats from it",
     "because its node has died",
     "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
@@ -355,6 +355,16 @@ says(
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
 
+says(
+    "raylet-ended",
+    "Raylet failed. Shutting down",
+    "Raylet is terminated",
+    "raylet process died",
+    cause="sys.node-failure",
+    strength=0.55,
+    title="Ray's daemon (raylet) on a node ended: crashed, killed for memory, or Ray was stopped there",
+    why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
+)
 says(
     "mpi-daemon-lost",
     "has lost communication with a remote daemon",
@@ -450,7 +460,6 @@ says(
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
-    "CrashLoopBackOff",
     cause="sys.container",
     strength=0.66,
     title="the container could not be started",

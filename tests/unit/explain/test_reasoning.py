@@ -764,3 +764,51 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+
+
+def test_a_file_of_xla_is_no_variable_of_nccl() -> None:
+    text = "INTERNAL: xla/service/gpu/nccl_utils.cc:275: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed: unhandled cuda error\n"
+    named = [cause.id for cause in explain_text(text).causes]
+    assert named[0] == "gpu.driver"
+    assert "env.bad-nccl-var" not in named
+
+
+def test_paddle_names_the_error_in_its_summary() -> None:
+    wrapper = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
+    wrapper += "paddle.fluid.core_avx.EnforceNotMet:\n\n"
+    told = (
+        "Error Message Summary:\n----------------------\nInvalidArgumentError: The last dim of Input(X) should be 4.\n"
+    )
+    assert "InvalidArgumentError" in explain_text(wrapper + told).causes[0].title
+
+
+def test_a_node_that_the_scheduler_names_is_blamed_and_not_the_schedulers_host() -> None:
+    told = "setting node {node} state to INVAL with reason:gres/gpu count reported lower than configured (3 < 4)"
+    line = f"May 23 12:49:52 mgmt1 slurmctld[80]: error: {told.format(node='gpu1')}\n"
+    assert explain_text(line).causes[0].hosts == ("gpu1",)
+    assert explain_text("salloc: error: Node failure on worker-1, cancelling\n").causes[0].hosts == ("worker-1",)
+
+
+def test_what_open_mpi_goes_without_is_no_guess() -> None:
+    notes = (
+        "was unable to find any relevant network interfaces:\n"
+        "Another transport will be used instead, although this may result in\n"
+        '[gpu5:36] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
+    )
+    assert explain_text(notes).causes == ()
+
+
+def test_one_gpu_of_two_hosts_of_the_same_name_is_none_for_two_ranks() -> None:
+    line = "{host}:{pid}:9 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x{comm} - Init {what}\n"
+
+    def named(host: str, comms: str = "aa", what: str = "START") -> bool:
+        text = "".join(
+            line.format(host=host, pid=7 + rank, rank=rank, comm=comm, what="START") for rank, comm in enumerate(comms)
+        )
+        text += line.format(host=host, pid=7, rank=0, comm="a", what=what)
+        return "gpu.duplicate" in [cause.id for cause in explain_text(text).causes]
+
+    assert named("gpu1")
+    assert not named("localhost")  # what every machine calls itself
+    assert not named("gpu1", comms="ab")  # two jobs
+    assert not named("gpu1", what="COMPLETE")  # NCCL was told to allow it
