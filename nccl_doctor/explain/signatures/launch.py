@@ -383,6 +383,14 @@ says(
     why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
 )
 says(
+    "mpi-other-address",
+    "Open MPI detected an inbound MPI TCP connection request from a peer",
+    cause="net.wrong-interface",
+    strength=0.62,
+    title="MPI refuses a peer that comes from another address than it told: hosts with several networks, or address translation",
+    why="Open MPI knows its peers by their addresses. btl_tcp_if_include with the one network that all hosts share mends it.",
+)
+says(
     "mpi-connect",
     "Open MPI failed to TCP connect to a peer MPI process",
     "unable to complete a TCP connection",

@@ -134,6 +134,7 @@ says(
     "communicator was aborted",
     "communicator was revoked",
     "has been destroyed or aborted",
+    "(root should be in the 0..-1 range)",
     role=S,
     cause="app.straggler-timeout",
     strength=0.28,

@@ -263,7 +263,7 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
+    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b|status -3 \(", line),  # UCX's
 )
 
 # --- containers
@@ -381,6 +381,7 @@ says(
     "memory cgroup out of memory",
     "reached its memory limit",
     "cannot allocate memory",
+    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
     "Unable to allocate {size} for an array",
     "ArrayMemoryError",
     "Memory limit exceeded",

@@ -812,3 +812,19 @@ def test_one_gpu_of_two_hosts_of_the_same_name_is_none_for_two_ranks() -> None:
     assert not named("localhost")  # what every machine calls itself
     assert not named("gpu1", comms="ab")  # two jobs
     assert not named("gpu1", what="COMPLETE")  # NCCL was told to allow it
+
+
+@pytest.mark.parametrize(("magic", "named"), [("74656d2f20544547", True), ("83d1a0f27700b9c4", False)])
+def test_what_a_foreign_program_said_is_read(magic: str, named: bool) -> None:
+    told = (
+        f"n9:166:1226 [0] misc/socket.cc:484 NCCL WARN socketFinalizeAccept: wrong magic {magic} != 7970663b906d70b9\n"
+    )
+    titles = [cause.title for cause in explain_text(told).causes]
+    assert any("'GET /met'" in title for title in titles) is named
+
+
+def test_a_file_that_a_shell_misses_is_no_program() -> None:
+    started = "the program could not be started"
+    for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
+        told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
+        assert any(started in cause.title for cause in told.causes) is named
