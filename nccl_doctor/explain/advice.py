@@ -11,6 +11,7 @@ from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import shape
+from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
@@ -152,7 +153,7 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
-    heard = case.summary.ranks.union(item.rank for item in best.evidence if item.rank is not None) if best else set()
+    heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
     missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
         yield f"collect the logs of rank {missing}: nothing that it said is among these, and the others only waited"

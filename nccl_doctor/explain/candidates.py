@@ -9,7 +9,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import ending, later, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
@@ -61,7 +61,9 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 strength,
                 _title(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
-                *speakers(hits),
+                ranks_of(hits),
+                {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups}
+                or hosts_of(hits),  # of whom they speak
                 signature.why,
             )
 

@@ -50,7 +50,15 @@ GAVE_UP = (  # waiting in vain
 )
 _WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-_BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
+_BEGINNINGS = (
+    "nccl-init-start",
+    "nccl-init-complete",
+    "channel-net",
+    "channel-p2p",
+    "channel-shm",
+    "network-used",
+    "net-socket-using",
+)
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (
@@ -113,7 +121,7 @@ class Course:
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
         case = self._case
-        if case.has(*_WORK) or not self._began:
+        if not self._began or any(not self._before_nccl(hit) for name in _WORK for hit in case.lasts(name)):
             return False
         return not case.has("nccl-init-complete") or bool(self._interrupted)
 
@@ -127,6 +135,11 @@ class Course:
     def no_end_told(self) -> bool:
         """Whether steps are the last that is told of the work: it may go on, and it may stand still since."""
         return self._case.has("progress") and not self._case.has(*_ENDS, "exit-zero", "ended-well")
+
+    def _before_nccl(self, work: Hit) -> bool:
+        """Whether work was done before NCCL began in its file: a download, the preparation of data."""
+        begun = [hit for hit in self._case.hits(*_BEGINNINGS) if hit.file == work.file]
+        return bool(begun) and work.line < min(hit.line for hit in begun)
 
     @property
     def _began(self) -> bool:

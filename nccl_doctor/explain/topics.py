@@ -70,7 +70,7 @@ TOPICS: dict[str, str] = {
     "app.dataloader-worker": r"dataloader|data loader worker",
     "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-    "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+    "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG)[A-Z_]+\b(?!\())",
 }
 
 

@@ -227,6 +227,11 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "a peer or the network to it went away",
         ("net.peer-lost", "ib.retry-exceeded"),
     ),
+    (
+        r"Proxy Call to rank \d+ failed \(Connect\)",
+        "NCCL's proxy could not connect to a peer",
+        ("net.wrong-interface", "net.firewall", "ib.qp-connect"),
+    ),
 )
 # ncclResult_t on its way up -> what it means and what it points to
 _TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
@@ -265,12 +270,12 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
                 yield Candidate(cause, 0.34, title, [hit], ranks_of([hit]))
                 break
-    for hit in case.hits("nccl-error-text"):
+    hits = case.hits("proxy-failed", "nccl-error-text")
+    for hit in hits:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
                 for nth, cause in enumerate(causes):
-                    strength = 0.3 - 0.02 * nth
-                    yield Candidate(cause, strength, phrase, case.hits("nccl-error-text"))
+                    yield Candidate(cause, 0.38 - 0.02 * nth, phrase, [hit, *hits])
                 return
 
 
@@ -434,7 +439,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "timeout-frame")
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
 _WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 

@@ -171,10 +171,29 @@ def comm_id_address(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def foreign_program(case: Case) -> Iterable[Candidate]:
+    """What connected to a port of NCCL spoke first, and in letters: a port scanner, a probe or a scraper of metrics.
+
+    NCCL drops such a connection. A job that hangs from then on met a release that waits for its rest.
+    """
+    for hit in case.hits("nccl-magic"):
+        told = int(hit.groups["got"], 16).to_bytes(8, "little").rstrip(b"\0")
+        if len(told) > 3 and all(32 <= byte < 127 for byte in told):
+            title = f"a program that is not NCCL connected to one of its ports: it said {told.decode()!r}"
+            yield Candidate("sw.nccl-bug", 0.46, title, [hit], *speakers([hit]))
+            return
+
+
+@diagnosis
 def interface_filter(case: Case) -> Iterable[Candidate]:
     """No interface matches, and the variable that filters is known: say its value; exclusion lists that let lo through."""
     value = case.value("NCCL_SOCKET_IFNAME")
+    chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
+    chosen_lo += [hit for hit in case.hits("net-socket-using") if hit.groups["interfaces"].startswith("[0]lo:")]
     if value is None:
+        if chosen_lo and case.nodes != 1 and case.course.unfinished:
+            title = "NCCL begins with loopback, which no other host can reach: an exclusion list lets lo through"
+            yield Candidate("net.wrong-interface", 0.47, title, chosen_lo, *speakers(chosen_lo))
         return
     hits = case.env["NCCL_SOCKET_IFNAME"]
     if case.has("no-socket-interface"):
@@ -186,7 +205,6 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
             case.ranks("no-socket-interface"),
             case.hosts_of("no-socket-interface"),
         )
-    chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
     if chosen_lo and value.startswith("^") and case.nodes != 1:
         yield Candidate(
             "net.wrong-interface",

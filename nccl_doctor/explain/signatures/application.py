@@ -443,6 +443,7 @@ says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
+    ": line {number:int}: {program}: No such file or directory",
     "execve(): {program}: Permission denied",
     "execve(): {program}: Exec format error",
     "cannot execute binary file",
@@ -464,7 +465,10 @@ says(
     title="the program could not be started",
     why="A missing command, script or module: nothing distributed has begun.",
     where=lambda groups, line: (
-        "etcd" not in line and "torch.distributed" not in line and not _GOES_WITHOUT.search(line)
+        "etcd" not in line
+        and "torch.distributed" not in line
+        and not _GOES_WITHOUT.search(line)
+        and ("number" not in groups or "bin/" in groups["program"])  # of a shell, that may also miss a file
     ),
 )
 

@@ -273,7 +273,6 @@ says(
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
     "libcuda.so.1: cannot open shared object file",
-    "gpu count reported lower than configured",
     cause="gpu.not-visible",
     strength=0.9,
     title="no GPU is visible to this process",
@@ -378,6 +377,14 @@ says(
     strength=0.86,
     title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
+)
+says(
+    "rocm-gpu-hang",
+    "HW Exception by GPU node-{}GPU Hang",
+    cause="gpu.fell-off-bus",
+    strength=0.74,
+    title="an AMD GPU hangs, and its driver resets it",
+    why="ROCm's runtime tells every process on the GPU. A kernel that never ends, the driver, power or the board: the kernel log (amdgpu) says what it saw first.",
 )
 says(
     "device-assert-line",

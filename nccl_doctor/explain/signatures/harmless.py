@@ -166,6 +166,11 @@ says(
     "There was an error initializing an OpenFabrics device",
     "mca_base_component_repository_open: unable to open {component}(ignored)",
     "default subnet GID prefix was detected on more than one",
+    "was unable to find any relevant network interfaces",
+    "Another transport will be used instead",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    "WARNING: No preset parameters were found for the device that Open MPI",
+    'Set MCA parameter "{name:word}" to 0 to see all help',
     role=H,
     why="Open MPI tells which transport or component it goes without; UCX, TCP or shared memory carry its messages. NCCL uses neither.",
 )

@@ -101,6 +101,7 @@ says(
 says(
     "verbs-local-text",
     "Local protection on {device}",
+    "Local protection error on {device}",
     "local protection error",
     "local access error",
     "IBV_WC_LOC_PROT_ERR",
@@ -114,6 +115,7 @@ says(
 says(
     "verbs-remote-text",
     "Remote access on {device}",
+    "Remote access error on {device}",
     "Remote OP on {device}",
     "remote access error",
     "remote operation error",
@@ -740,7 +742,9 @@ says(
     where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
 )
 _PEER_GONE = re.compile(
-    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect", re.IGNORECASE
+    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"
+    r"tcp_ep \S+ .*(?:send|recv)\S* failed",
+    re.IGNORECASE,
 )
 says(
     "ucx-error",
@@ -766,7 +770,14 @@ says(
     title="a peer does not answer UCX (any more): {error}",
     why="The other process died, aborted or is not there yet; or the way to it broke. Its own log says which.",
     where=lambda groups, line: groups["level"] in ("ERROR", "DIAG", "WARN") and _PEER_GONE.search(line) is not None,
-    wake=("by remote peer", "Connection refused", "ndpoint timeout", "ndpoint is not connected", "by peer"),
+    wake=(
+        "by remote peer",
+        "Connection refused",
+        "ndpoint timeout",
+        "ndpoint is not connected",
+        "by peer",
+        "tcp_ep 0x",
+    ),
 )
 says(
     "ucx-verbs",

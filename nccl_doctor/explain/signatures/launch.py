@@ -106,6 +106,25 @@ says(
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
+    "mpi-no-pmi",
+    "but OMPI was not built with SLURM",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
+    why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "mpi-init-failed",
+    "OPAL ERROR: Unreachable in file {file:word}",
+    "An error occurred in MPI_Init",
+    role=Role.SYMPTOM,
+    cause="sw.library-conflict",
+    strength=0.44,
+    fold="MPI_Init failed",
+    title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
+    why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
+)
+says(
     "slurm-wireup",
     "pmixp_coll_ring_reset_if_to: {what}collective timeout",
     "pmixp_coll_tree_reset_if_to: {what}collective timeout",
@@ -147,6 +166,8 @@ says(
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
     "slots available",
+    "A sequential map was requested, but not enough node entries",
+    "All nodes which are allocated for this job are already filled",
     "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
@@ -392,6 +413,22 @@ says(
     strength=0.84,
     title="MPI or UCX is told to use an interface that does not exist here",
     why="An interface list names what this host does not have.",
+)
+says(
+    "mpi-no-way",
+    "At least one pair of MPI processes are unable to reach each other",
+    cause="net.wrong-interface",
+    strength=0.66,
+    title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
+    why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
+)
+says(
+    "mpi-other-address",
+    "Open MPI detected an inbound MPI TCP connection request from a peer",
+    cause="net.wrong-interface",
+    strength=0.62,
+    title="MPI refuses a peer that comes from another address than it told: hosts with several networks, or address translation",
+    why="Open MPI knows its peers by their addresses. btl_tcp_if_include with the one network that all hosts share mends it.",
 )
 says(
     "mpi-connect",

@@ -462,6 +462,12 @@ says(
     why="A connection came from another part of NCCL: 3 is the socket network, 4 the InfiniBand network (enum ncclSocketType).",
 )
 says(
+    "nccl-magic",
+    "wrong magic {got:hex} != {wanted:hex}",
+    why="A connection to NCCL's port began with other bytes than this job's: another job, another release, or no NCCL at all.",
+    where=lambda groups, line: len(groups["got"]) <= 16,
+)
+says(
     "service-mesh",
     "istio-proxy",
     "Envoy proxy",

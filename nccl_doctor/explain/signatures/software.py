@@ -172,6 +172,15 @@ says(
     why="torch's store takes libuv unless USE_LIBUV=0; GlooDeviceFactory finds no transport that was compiled in.",
 )
 says(
+    "nccl-not-loaded",
+    "Unable to load NCCL library",  # XLA: JAX and TensorFlow
+    "Failed to load NCCL library from {path}",  # vLLM
+    cause="sw.library-conflict",
+    strength=0.8,
+    title="the program finds no libnccl that it can load",
+    why="libnccl.so.2 is not where the loader looks (nvidia-nccl-cu12 is not installed, or not in LD_LIBRARY_PATH), is damaged, or another copy stands before it.",
+)
+says(
     "nccl-bug-shared-memory",
     "ncclMaxSharedMem {wanted:int} exceeds device/fn maxSharedMem {available:int}",
     "exceeds device/fn maxSharedMem",

@@ -914,3 +914,67 @@ def test_an_efa_adapter_that_refuses_is_no_firewall() -> None:
         "has insufficient access flags or does not match IOVA My EFA addr: fi_addr_efa://[fe80::1]:0:1 (7)\n"
     )
     assert got.verdict is Verdict.UNDECIDED and "net.firewall" not in {cause.id for cause in got.causes[:2]}
+
+
+def test_a_file_of_xla_is_no_variable_of_nccl() -> None:
+    text = "INTERNAL: xla/service/gpu/nccl_utils.cc:275: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed: unhandled cuda error\n"
+    named = [cause.id for cause in explain_text(text).causes]
+    assert named[0] == "gpu.driver"
+    assert "env.bad-nccl-var" not in named
+
+
+def test_paddle_names_the_error_in_its_summary() -> None:
+    wrapper = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
+    wrapper += "paddle.fluid.core_avx.EnforceNotMet:\n\n"
+    told = (
+        "Error Message Summary:\n----------------------\nInvalidArgumentError: The last dim of Input(X) should be 4.\n"
+    )
+    assert "InvalidArgumentError" in explain_text(wrapper + told).causes[0].title
+
+
+def test_a_node_that_the_scheduler_names_is_blamed_and_not_the_schedulers_host() -> None:
+    told = "setting node {node} state to INVAL with reason:gres/gpu count reported lower than configured (3 < 4)"
+    line = f"May 23 12:49:52 mgmt1 slurmctld[80]: error: {told.format(node='gpu1')}\n"
+    assert explain_text(line).causes[0].hosts == ("gpu1",)
+    assert explain_text("salloc: error: Node failure on worker-1, cancelling\n").causes[0].hosts == ("worker-1",)
+
+
+def test_what_open_mpi_goes_without_is_no_guess() -> None:
+    notes = (
+        "was unable to find any relevant network interfaces:\n"
+        "Another transport will be used instead, although this may result in\n"
+        '[gpu5:36] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
+    )
+    assert explain_text(notes).causes == ()
+
+
+def test_one_gpu_of_two_hosts_of_the_same_name_is_none_for_two_ranks() -> None:
+    line = "{host}:{pid}:9 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x{comm} - Init {what}\n"
+
+    def named(host: str, comms: str = "aa", what: str = "START") -> bool:
+        text = "".join(
+            line.format(host=host, pid=7 + rank, rank=rank, comm=comm, what="START") for rank, comm in enumerate(comms)
+        )
+        text += line.format(host=host, pid=7, rank=0, comm="a", what=what)
+        return "gpu.duplicate" in [cause.id for cause in explain_text(text).causes]
+
+    assert named("gpu1")
+    assert not named("localhost")  # what every machine calls itself
+    assert not named("gpu1", comms="ab")  # two jobs
+    assert not named("gpu1", what="COMPLETE")  # NCCL was told to allow it
+
+
+@pytest.mark.parametrize(("magic", "named"), [("74656d2f20544547", True), ("83d1a0f27700b9c4", False)])
+def test_what_a_foreign_program_said_is_read(magic: str, named: bool) -> None:
+    told = (
+        f"n9:166:1226 [0] misc/socket.cc:484 NCCL WARN socketFinalizeAccept: wrong magic {magic} != 7970663b906d70b9\n"
+    )
+    titles = [cause.title for cause in explain_text(told).causes]
+    assert any("'GET /met'" in title for title in titles) is named
+
+
+def test_a_file_that_a_shell_misses_is_no_program() -> None:
+    started = "the program could not be started"
+    for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
+        told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
+        assert any(started in cause.title for cause in told.causes) is named
