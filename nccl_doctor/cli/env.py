@@ -369,5 +369,5 @@ def tune(
         typer.echo(json.dumps(report.tuning_json(result), indent=2))
     else:
         typer.echo(report.tuning_text(result), nl=False)
-    if not (result.trusted and result.compared):
+    if not result.decided:
         raise typer.Exit(ExitCode.INCOMPLETE)

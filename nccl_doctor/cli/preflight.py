@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,10 +113,13 @@ def preflight(
 
     rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [])
-    _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
+    _check_files(
+        {"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save},
+        {f"--report {name}": path for name, path in outputs.items()},
+    )
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
-    if command and Path(command[0]).is_file() and not shutil.which(command[0]):
+    if command and "{" not in command[0] and not shutil.which(command[0]):  # known before anything is measured
         _hosts.stop(
             f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
         )
@@ -169,12 +171,18 @@ def _outputs(wanted: list[str]) -> dict[str, Path]:
     return outputs
 
 
-def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None:
+def _check_files(files: dict[str, Path | None], reports: dict[str, Path]) -> None:
     """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
     for option, path in files.items():
         if path is not None:
             _hosts.check_writable(path, option)
-    for path in reports:
+    of: dict[str, str] = {}
+    for option, path in (files | reports).items():
+        if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
+            first = of.setdefault(os.path.realpath(path), option)
+            if first != option:
+                _hosts.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
+    for path in reports.values():
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"

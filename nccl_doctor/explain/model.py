@@ -65,7 +65,6 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     function: str = ""
     frames: tuple[str, ...] = ()
-    chained: bool = False
     known: tuple[str, ...] = ()
     more: tuple[Hit, ...] = ()  # the message's further lines; without a message the line of code that raised
 

@@ -112,7 +112,9 @@ class Process(msgspec.Struct, frozen=True):
     parent: int
     role: str
     comm: str = ""
+    program: str = ""
     script: str = ""
+    launcher: str = ""
     uid: int = 0
     start_ticks: int = 0
     age_s: float = 0.0

@@ -241,7 +241,7 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     skipped: dict[str, list[str]] = {}
     for stage in report.stages:
         if stage.state == "skipped":
-            skipped.setdefault(_shortest(stage.reason), []).append(stage.name)
+            skipped.setdefault(stage.reason, []).append(stage.name)
     for reason, names in skipped.items():
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
@@ -283,13 +283,6 @@ def _of_reached(report: Report) -> str:
 def _on_all_reached(stage: StageResult, report: Report) -> bool:
     """Whether all that keeps a stage from passing is that some hosts were not reached."""
     return stage.state == "unknown" and bool(report.reached) and stage.passed == len(report.reached)
-
-
-def _shortest(reasons: str) -> str:
-    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
-    parts = reasons.split("; ")
-    wide = [[part for part in parts if part.endswith(where)] for where in ("on any host", "on this host")]
-    return "; ".join(wide[0] or wide[1] or parts)
 
 
 def no_setting(report: Report) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence
+from nccl_doctor.report.explanation import verdict
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 
@@ -34,7 +37,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         files = f"{read.files} file{'s' if read.files != 1 else ''}"
         console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
         console.print()
-    mark, style = _MARK[explanation.verdict]
+    mark, style = _MARK[verdict(explanation)]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
         sentence.append("not a failure of distributed communication: ", style)
@@ -54,7 +57,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
-        _print_next(explanation, console)
+        _rows(console, "next", explanation.next[:4])
         console.print()
     shown = explanation.causes if undecided else explanation.causes[:1]
     quoted: set[tuple[str, int | None, str]] = set()
@@ -72,26 +75,23 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
         _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
-        _print_timeline(explanation, console)
-    if not undecided:
-        _print_next(explanation, console)
+        _rows(console, "timeline", [_moment(moment) for moment in explanation.timeline[:6]])
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
+    if not undecided and not healthy:
+        _rows(console, "next", explanation.next[:4])
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:
         _row(console, "worth knowing", f"{remark.text}\nnccl-doctor playbook {remark.playbook}")
         console.print(_quote(remark.evidence))
-    for note in explanation.notes[:6] if healthy else ():
+    for note in explanation.notes[:6] if healthy or not explanation.causes else ():
         _row(console, "harmless here", note)
+    if healthy:
+        _rows(console, "next", explanation.next[:4])
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
-
-
-def _print_next(explanation: Explanation, console: Console) -> None:
-    for number, step in enumerate(explanation.next[:4]):
-        _row(console, "next" if number == 0 else "", step)
 
 
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
@@ -152,17 +152,21 @@ def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
     return f"{text} ({count}x{where})"
 
 
-def _print_timeline(explanation: Explanation, console: Console) -> None:
-    for number, moment in enumerate(explanation.timeline[:6]):
-        when = moment.when or (f"line {moment.line}" if moment.line else "")
-        _row(console, "timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}")
+def _moment(moment: Moment) -> str:
+    when = moment.when or (f"line {moment.line}" if moment.line else "")
+    return f"{when:<10} {moment.who:<12} {moment.what}"
 
 
 def _row(console: Console, label: str, text: str) -> None:
     """A label and its text, which wraps beneath itself; what is a command does not wrap."""
-    for number, line in enumerate(text.split("\n")):
+    _rows(console, label, text.split("\n"))
+
+
+def _rows(console: Console, label: str, texts: Sequence[str]) -> None:
+    """The same of several texts, each on a line of its own; the label stands before the first."""
+    for number, text in enumerate(texts):
         head = Text(f"{label if number == 0 else '':<{_LABEL - 2}}", "dim")
-        print_hanging(console, head.append(visible(line), "not dim"), 2, _LABEL - 2, most=_PROSE)
+        print_hanging(console, head.append(visible(text), "not dim"), 2, _LABEL - 2, most=_PROSE)
 
 
 def _size(count: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.judge import SURE, Report
+from nccl_doctor.rules.judge import SURE, Report, anything
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
 
@@ -49,8 +49,9 @@ def decide_hosts(report: Report) -> tuple[Decision, ...]:
     """The state of every host.
 
     A cause of severity fail makes its hosts bad; where the measurement could not tell two ends apart, suspect. A host
-    with anything unmeasured is unknown unless it is bad. Consequences that are folded under another host's fault are
-    not held against a host; but a failing cause that names nobody is held against everybody.
+    with anything unmeasured is unknown unless it is bad, and so are all where no stage applies. Consequences that are
+    folded under another host's fault are not held against a host; but a failing cause that names nobody is held against
+    everybody.
     """
     bad: dict[str, list[str]] = {host: [] for host in report.hosts}
     doubtful: dict[str, list[str]] = {host: [] for host in report.hosts}
@@ -60,7 +61,8 @@ def decide_hosts(report: Report) -> tuple[Decision, ...]:
         unsure = item.severity is Severity.WARN or (len(item.hosts) > 1 and item.confidence < SURE)
         for host in item.hosts or report.hosts:
             (doubtful if unsure else bad).setdefault(host, []).append(item.id)
-    gaps: dict[str, list[str]] = {host: [] for host in report.hosts}
+    nothing = [] if anything(report.stages) else ["no stage that was asked for applies: nothing was checked"]
+    gaps: dict[str, list[str]] = {host: list(nothing) for host in report.hosts}
     for gap in report.unknown:
         for host in gap.hosts:
             gaps.setdefault(host, []).append(f"{gap.what}: {gap.why}")

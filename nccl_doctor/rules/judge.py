@@ -26,7 +26,10 @@ REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
 class StageResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules."""
+    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules.
+
+    A host to which none of them applies counts as passed where they apply to others.
+    """
 
     name: str
     state: str
@@ -279,10 +282,17 @@ def _stage(
     elif Severity.WARN in worst:
         state, reason = "warn", ""
     elif all_skipped:
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
+        state, reason = "skipped", _why_skipped({text for item in skipped for text in item.values() if text})
+        passed = set()  # what applies to no host has passed on none
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def _why_skipped(reasons: set[str]) -> str:
+    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
+    wide = [{text for text in reasons if text.endswith(where)} for where in ("on any host", "on this host")]
+    return "; ".join(sorted(wide[0] or wide[1] or reasons))
 
 
 def _few(texts: list[str]) -> str:

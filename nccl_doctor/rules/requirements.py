@@ -66,7 +66,7 @@ def parse(text: str) -> Requirement:
         near = difflib.get_close_matches(name, FORMS, n=1)
         hint = f"did you mean {FORMS[near[0]]}?" if near else f"expected {', '.join(FORMS.values())}"
         raise RequirementError(f"--require {text!r}: no such requirement; {hint}")
-    if name in COUNTS and value.isdigit():
+    if name in COUNTS and value.isdecimal():
         return Requirement(name, text, float(value))
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
     if name in SIZES and match:

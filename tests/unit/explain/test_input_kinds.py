@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +83,53 @@ def test_nothing_to_judge_is_not_healthy(tmp_path: Path, content: bytes, said: s
     assert code == ExitCode.NOTHING_CHECKED
     assert document["verdict"] == "undecided"
     assert document["sentence"] == f"{said}: there is no verdict"
+
+
+def _compressed(kind: str, text: bytes) -> bytes:
+    return {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}[kind](text)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bzip2"])
+def test_what_stands_before_the_break_of_a_compressed_log_is_read(tmp_path: Path, kind: str) -> None:
+    before, after = (b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(20_000)) for _ in range(2))
+    packed = _compressed(kind, before + _LINE.encode() + after)
+    (tmp_path / "job.log").write_bytes(packed[: len(packed) * 3 // 4])
+    code, document = _run(tmp_path / "job.log")
+    assert code == ExitCode.FINDINGS and document["causes"][0]["id"].startswith("gpu.duplicate")  # type: ignore[index]
+    assert "broken off" in document["problems"][0]["problem"]  # type: ignore[index]
+
+
+def test_a_log_of_which_a_part_could_not_be_read_is_not_healthy(tmp_path: Path) -> None:
+    steps = b"".join(b"step %d loss %d.5\n" % (number, number % 7) for number in range(5000))
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(gzip.compress(steps + b"Training complete.\n"))
+    code, document = _run(path)
+    assert (code, document["verdict"]) == (ExitCode.HEALTHY, "healthy")
+    path.write_bytes(path.read_bytes()[:-2000])
+    code, document = _run(path)
+    assert (code, document["verdict"]) == (ExitCode.INCOMPLETE, "undecided")
+    told = CliRunner().invoke(app, ["explain", str(path)]).output
+    assert "? nothing in what could be read of these logs failed" in told and "✓" not in told
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bzip2"])
+@pytest.mark.parametrize("piped", [True, False])
+def test_standard_input_may_be_compressed(tmp_path: Path, kind: str, piped: bool) -> None:
+    command = [sys.executable, "-m", "nccl_doctor", "explain", "--format", "json", "-"]
+    packed = _compressed(kind, _LINE.encode())
+    if piped:
+        done = subprocess.run(command, input=packed, capture_output=True, timeout=300)
+    else:
+        (tmp_path / "job").write_bytes(packed)
+        with (tmp_path / "job").open() as stream:
+            done = subprocess.run(command, stdin=stream, capture_output=True, timeout=300)
+    assert json.loads(done.stdout)["causes"][0]["id"].startswith("gpu.duplicate"), done.stderr
+
+
+def test_standard_input_that_is_no_text_is_refused() -> None:
+    command = [sys.executable, "-m", "nccl_doctor", "explain", "-"]
+    done = subprocess.run(command, input=bytes(range(256)) * 40, capture_output=True, timeout=300)
+    assert done.returncode == ExitCode.NOTHING_CHECKED and b"stdin: is no text" in done.stderr
 
 
 def test_a_binary_beside_a_log_is_told_and_the_log_is_read(tmp_path: Path) -> None:
