@@ -114,6 +114,11 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     vendor: str = ""  # a cloud's plugin whose profile prescribes other variables
 
     @property
+    def kind(self) -> str:
+        """What its values are: the kind that people wrote down for it, else the type in its reader's source."""
+        return self.values.kind if self.values else self.type
+
+    @property
     def of_torch(self) -> bool:
         """Whether its versions are PyTorch's."""
         return self.reader == "PyTorch"

@@ -41,8 +41,7 @@ def shown(item: Assignment) -> str:
 
 
 def _integers(variable: Variable) -> bool:
-    kind = variable.values.kind if variable.values else variable.type
-    return kind in ("integer", "int", "size")
+    return variable.kind in ("integer", "int", "size")
 
 
 def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
@@ -105,7 +104,7 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Said
         return
     if item.how is How.LOG:
         return  # NCCL has printed what it made of it
-    kind = variable.values.kind if variable.values else variable.type
+    kind = variable.kind
     if not value:
         trouble = _empty(variable)
     elif kind in ("word", "word-list", "tuning-list", "pattern"):
@@ -157,8 +156,7 @@ def _empty(variable: Variable) -> str:
         return _SILENCE
     if variable.values is not None and variable.values.fatal and variable.of_torch:
         return f"empty is none of its values; it {variable.values.otherwise}"
-    switch = variable.values.kind if variable.values else variable.type
-    return _raises(variable) if _by_getcvar(variable) and switch in ("boolean", "bool", "integer", "int") else ""
+    return _raises(variable) if _by_getcvar(variable) and variable.kind in ("boolean", "bool", "integer", "int") else ""
 
 
 def _raises(variable: Variable) -> str:

@@ -36,7 +36,7 @@ QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
 _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
-# What the first rank that is ended does to the connections of the others.
+# What the other ranks see of their connections when the first rank is ended.
 _ECHOES = ("net.peer-lost", "net.firewall")
 _DIALLED = "/proc/net/tcp"
 # Gloo's, of a connection that the other side's kernel or packet filter rejects.
@@ -105,7 +105,7 @@ def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
 
 
 def _owners(addresses: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Address -> the host that has it; not those that several have (docker0)."""
+    """Address -> the host that has it. Addresses that several hosts have (docker0) are left out."""
     owners: dict[str, set[str]] = {}
     for host, its in addresses.items():
         for address in its:
@@ -143,7 +143,7 @@ def failures(
 
 
 def unheard(ranks: list[RankOnHost]) -> list[int]:
-    """Ranks of the world of which nothing is known (their host fell silent): who waits is then no proof of anything."""
+    """Ranks of the world of which nothing is known, as their host fell silent. That others wait then proves nothing."""
     known = {rank.end.rank for rank in ranks}
     return [number for number in range(ranks[0].fact.world if ranks else 0) if number not in known]
 
@@ -192,7 +192,7 @@ def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
 
 
 def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[Evidence]:
-    """What the other ranks said, shortest way round: one line for each different answer."""
+    """What the other ranks said: one line for each different answer, at most three."""
     names = {rank.end.rank for rank in guilty}
     groups: dict[str, list[RankOnHost]] = {}
     for rank in ranks:
@@ -392,7 +392,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
 
 
 def _failed_alone(rank: RankOnHost) -> bool:
-    """Whether its error is its own: nobody had ended it, and it was not stuck."""
+    """Whether it failed by itself: it was neither ended by us nor stuck."""
     return rank.end.error is not None and rank.end.error.event == "error" and not rank.end.killed
 
 
@@ -409,7 +409,7 @@ def _not_connected(rank: RankOnHost) -> Iterator[tuple[str, Evidence]]:
 
 
 def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Finding:
-    """Nobody died: the ranks that are furthest back are what the others wait for."""
+    """No rank died: the others wait for those that are furthest back."""
     guilty = _furthest_back(bad)
     first = guilty[0]
     told = [rank for rank in guilty if rank.end.error is not None]

@@ -32,7 +32,7 @@ _SEVERITY_RANK = {Severity.INFO: 0, Severity.WARN: 1, Severity.FAIL: 2}
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of compare.yaml."""
+    """One row of compare.yaml. ``ids`` are the findings that care; ``only`` "fleet": not compared between hosts of one run."""
 
     label: str
     ids: tuple[str, ...]
@@ -278,7 +278,7 @@ def _state(host: Host, probe: str) -> str:
 
 
 def _without_own(values: Values, host: Host) -> Values:
-    """Values with the host's own addresses and name made alike: between two hosts they always differ."""
+    """The values, with placeholders for the host's own addresses and name, which always differ between two hosts."""
     interfaces, names = host.want(Interfaces), host.want(Names)
     own = {entry.address for entry in interfaces.addresses if not entry.loopback} if interfaces else set()
     own |= {text for text in names.addresses if not text.startswith("127.") and text != "::1"} if names else set()
@@ -288,7 +288,7 @@ def _without_own(values: Values, host: Host) -> Values:
 
 
 def _noisy(before: Iterable[metrics.Metric], after: Iterable[metrics.Metric]) -> Iterator[tuple[str, str, str, str]]:
-    """Measurements that differ by more than the factor which noise alone can make."""
+    """Measurements that differ by more than noise alone explains."""
     old = {metric.name: metric for metric in before}
     for new in after:
         was = old.get(new.name)
@@ -379,7 +379,7 @@ def _comparison(
 
 
 def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
-    """Hosts compared one after the other can have the same finding: told once."""
+    """Equal changes as one: hosts that are compared one after the other can have the same finding."""
     merged: dict[tuple[str, str, Severity], FindingChange] = {}
     for item in found:
         key = (item.change, item.id, item.severity)

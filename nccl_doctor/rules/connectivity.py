@@ -30,7 +30,10 @@ LOOPBACK_MTU = 65535
 
 
 class _Trouble(NamedTuple):
-    """What is wrong with links, and how it was measured. ``sure``: the confidence where the guilty end is known, and not."""
+    """What is wrong with links, and how it was measured.
+
+    ``sure``: the confidence where it is known which end of the links is to blame, and where it is not.
+    """
 
     id: str
     source: str
@@ -202,7 +205,7 @@ def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Fin
 
 
 def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) -> Finding:
-    """``paths`` is of all pairs; what passes on each path of the culprit is what may be sent."""
+    """``paths`` are those of all pairs. The MTU to keep to is what passes on every path of the culprit."""
     of_culprit = [paths[pair] for pair in culprit.pairs]
     passes = min(path.largest_passed for path in of_culprit)
 

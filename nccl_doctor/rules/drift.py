@@ -35,6 +35,11 @@ class DriftRow(msgspec.Struct, frozen=True):
         return "" if self.tie or not self.values else self.values[0][0]
 
     @property
+    def usual_count(self) -> int:
+        """Where the values are counts: the one that most hosts have, or without a majority the largest."""
+        return int(self.majority) if self.majority else max(int(text) for text, _ in self.values)
+
+    @property
     def differing(self) -> tuple[str, ...]:
         """The odd hosts, or all of them where it is not known who is right."""
         return self.odd or (tuple(sorted(host for _, hosts in self.values for host in hosts)) if self.tie else ())

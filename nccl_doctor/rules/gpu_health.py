@@ -110,7 +110,7 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
 
 
 def _recovery(host: Host, gpu: GpuDevice) -> Fix:
-    """What answers the action that the driver asks for; a reboot does for those unknown to us."""
+    """What to do about the action that the driver asks for; a reboot, where we do not know it."""
     if gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
         return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
     if gpu.recovery_action == "drain-p2p":

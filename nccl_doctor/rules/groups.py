@@ -11,7 +11,7 @@ from nccl_doctor.rules.software_drift import drift_table
 
 
 def groups(bundle: Bundle) -> dict[str, str]:
-    """Host -> a text that is equal for hosts that are alike, as far as their facts tell."""
+    """Host -> a text. Hosts whose facts are alike have the same one."""
     hosts = reached(bundle)
     software = {host.name: fact for host in hosts if (fact := host.want(Software)) is not None}
     parts: dict[str, list[str]] = {host.name: [] for host in hosts}

@@ -40,7 +40,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
     counts = row("rails", {host: str(len(ports)) for host, ports in found.items()})
     if counts.equal:
         return
-    usual = int(counts.majority) if counts.majority else max(int(text) for text, _ in counts.values)
+    usual = counts.usual_count
     for host, ports in sorted(found.items()):
         if len(ports) >= usual:
             continue

@@ -13,8 +13,8 @@ from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
-from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import own_rails, place, sysfs, with_devices
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
+from nccl_doctor.rules.infiniband_view import place, roce_rails, sysfs
 from nccl_doctor.rules.interface_view import nccl_version
 from nccl_doctor.rules.rails import Rail
 
@@ -32,10 +32,7 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port. Where a job
     narrows the walk by NCCL_IB_ADDR_RANGE or NCCL_IB_ROCE_VERSION_NUM, what NCCL finds is unknown.
     """
-    with_devices(host)
-    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
-    if not ports:
-        raise SkipRule("no active RoCE port")
+    ports = roce_rails(host, plan)
     version, _ = nccl_version(host, plan)
     settings = _in_force(host, plan)
     given = settings.get("NCCL_IB_GID_INDEX")

@@ -14,10 +14,10 @@ from nccl_doctor.rules.infiniband_view import (
     card,
     far_end,
     linked_up,
-    own_rails,
     own_view,
     place,
     rails_of,
+    roce_rails,
     sysfs,
     with_devices,
 )
@@ -205,11 +205,8 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
 @host_rule("infiniband", "ib.mtu.small")
 def mtu(host: Host, plan: Plan) -> Iterator[Finding]:
     """RoCE rails have jumbo frames: with an Ethernet MTU of 1500 the RDMA MTU is 1024, which costs bandwidth."""
-    fact = with_devices(host)
-    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
-    if not ports:
-        raise SkipRule("no active RoCE port")
-    active = _active_mtus(fact)
+    ports = roce_rails(host, plan)
+    active = _active_mtus(with_devices(host))
     for rail in ports:
         interface = next((item for item in rail.device.netdevs if item.mtu), None)
         if interface is None or interface.mtu is None or interface.mtu >= value("ib.roce.mtu"):

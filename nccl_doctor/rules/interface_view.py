@@ -83,9 +83,14 @@ def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
     )
 
 
+def release_of(host: Host, plan: Plan) -> str:
+    """The NCCL release that the user named, else the one found on the host; empty if neither is known."""
+    return plan.nccl_version or version_of(host.want(Software))
+
+
 def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
-    """The NCCL version to judge by: the user's, else the one found on the host; else the newest known, assumed."""
-    release = plan.nccl_version or version_of(host.want(Software))
+    """The NCCL version to judge by, and whether it is only assumed: then it is the newest known."""
+    release = release_of(host, plan)
     return nccl_release(release), not release
 
 

@@ -46,7 +46,7 @@ def _needs(host: engine.Host, plan: Plan, bare: Plan, kinds: set[tuple[str, str]
         interfaces=network,
         own_addresses=names.own.addresses if names else None,
         ports=_ports(fabric, bare, kinds) if fabric else None,
-        nccl_version=plan.nccl_version or hosts.version_of(software),
+        nccl_version=interface_view.release_of(host, plan),
         torch_version=hosts.torch_of(software),
         net_plugins=tuple(item.name for item in software.plugins if item.kind == "net") if software else (),
         container=bool(system and system.container.hints),

@@ -56,7 +56,7 @@ def place(host: Host, gpu: GpuDevice) -> Place:
 
 
 def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
-    """What NVML said of one GPU, as evidence; its source says which card that is: slot and serial number."""
+    """What NVML said of one GPU, as evidence. The source says which card it is, by slot and serial number."""
     fact = host.want(GpuFact)
     card = card_words(fact, gpu.bus_id, gpu.serial) if fact else ""
     return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({card})" if card else ""), host=host.name)

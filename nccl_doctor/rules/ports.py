@@ -106,7 +106,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
-    """How many of the ports that a host listens on nobody tried."""
+    """How many of the ports that a host listens on were tried by no other host."""
     listening = next((host.want(Listening) for host in fleet.hosts if host.name == server), None)
     tried = [
         fact.swept.get(server, 0)

@@ -93,7 +93,7 @@ def _age(log: KernelLogFact, events: list[XidEvent]) -> float | None:
 
 
 def _times(log: KernelLogFact, events: list[XidEvent]) -> str:
-    """``, 3 times``: how often, as far as the log was told."""
+    """``, 3 times``; with ``or more`` where the agent left lines of the log off."""
     return f", {len(events)} times{' or more' if log.left_off else ''}" if len(events) > 1 else ""
 
 
