@@ -182,7 +182,7 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
-        yield f"on {where}: dmesg -T | grep -i -E 'oom|killed process'"
+        yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"
 
 
 def _record_again(torch: str) -> str:

@@ -105,6 +105,18 @@ def test_what_stands_in_a_playbook_as_commands_is_shell(tmp_path: Path) -> None:
     assert len(blocks) > 150 and not done.stderr
 
 
+def test_commands_of_playbooks_have_the_rights_they_need_and_capitals_where_words_are_filled_in() -> None:
+    """The kernel's log is root's on most hosts, and the variables of somebody's script are nobody's here."""
+    blocks = {
+        page.name: "\n".join(re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+        for page in (TOP / "playbooks").glob("*.md")
+    }
+    unfit = re.compile(
+        r"(?:^|[;&|] )(?:dmesg|journalctl [^;|]*-k)|--hosts (?!HOSTFILE)|[=:]\$(?:FIRST|N)\b", re.MULTILINE
+    )
+    assert not {name: found for name, block in blocks.items() if (found := unfit.findall(block))}
+
+
 def test_pages_that_playbooks_and_code_name_exist() -> None:
     texts = [*PAGES, *(TOP / "nccl_doctor").rglob("*.py")]
     named = {name for page in texts for name in re.findall(r"\bdocs/[\w./-]+\.md\b", page.read_text(encoding="utf-8"))}
