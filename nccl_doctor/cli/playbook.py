@@ -46,7 +46,7 @@ def playbook(
             _list(below)
             return
         holding = _holding(id)
-        if aid := _pattern(id).search(manual.pages()["first-aid"]):
+        if aid := _is_of_first_aid(id, manual.pages()["first-aid"]):
             typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
         if holding:
             _list(holding)
@@ -107,6 +107,12 @@ def _holding(words: str) -> list[str]:
         if head or text:
             break
     return list(dict.fromkeys([*named, *head, *text]))
+
+
+def _is_of_first_aid(words: str, page: str) -> bool:
+    """Whether the page has these words, or they are a whole line with one of the messages that it quotes."""
+    quoted = re.findall(r'"([^"\n]+)"', page)
+    return bool(_pattern(words).search(page)) or any(message.lower() in words.lower() for message in quoted)
 
 
 def _pattern(words: str) -> re.Pattern[str]:

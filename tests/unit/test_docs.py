@@ -181,6 +181,9 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     assert hang[0].startswith("hang.") and "collectives.slow-pair" not in "".join(hang)  # it holds "exchange" only
     said = CliRunner().invoke(cli.app, ["playbook", "unhandled", "system", "error"])
     assert "nccl-doctor docs first-aid" in said.output and said.exit_code == 0
+    line = "NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1691, unhandled system error (run with NCCL_DEBUG=INFO), NCCL 2.19.3"
+    assert "nccl-doctor docs first-aid" in CliRunner().invoke(cli.app, ["playbook", line]).output
+    assert "first-aid" not in CliRunner().invoke(cli.app, ["playbook", "Address already in use"]).output
     assert CliRunner().invoke(cli.app, ["playbook", "CUDA out of memory"]).output.startswith("gpu.oom ")
     assert "app.ddp-unused-params" in CliRunner().invoke(cli.app, ["playbook", "unused parameters"]).output
     none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
