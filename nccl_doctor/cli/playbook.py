@@ -110,9 +110,9 @@ def _holding(words: str) -> list[str]:
 
 
 def _is_of_first_aid(words: str, page: str) -> bool:
-    """Whether the page has these words, or they are a whole line with one of the messages that it quotes."""
-    quoted = re.findall(r'"([^"\n]+)"', page)
-    return bool(_pattern(words).search(page)) or any(message.lower() in words.lower() for message in quoted)
+    """Whether these words are of a message in the page's table, or a whole line with such a message."""
+    messages = re.findall(r'"[^"]+"|\bnccl\w+', " ".join(re.findall(r"^\| (.+?) \|", page, re.MULTILINE)))
+    return any(_pattern(words).search(told) or told.strip('"').lower() in words.lower() for told in messages)
 
 
 def _pattern(words: str) -> re.Pattern[str]:
