@@ -185,6 +185,15 @@ def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> 
     return read_bundle(path, of_hang=of_hang)
 
 
+def requiring(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
+    """A saved run, to be decided by these requirements where there are any."""
+    import msgspec
+
+    return msgspec.structs.replace(
+        bundle, plan=msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
+    )
+
+
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)

@@ -125,8 +125,8 @@ def preflight(
         )
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
-    needs = _requirements(require or [], rules)
-    earlier = None if from_ is None else _saved(context, from_, needs)
+    needs = _requirements(require or []) or rules.require
+    earlier = None if from_ is None else _hosts.requiring(_hosts.read_saved(context, from_), needs)
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
@@ -211,16 +211,16 @@ def _seconds(text: str, said: str = "--budget") -> float:
     return seconds
 
 
-def _requirements(options: list[str], rules: Policy) -> tuple[str, ...]:
+def _requirements(options: list[str]) -> tuple[str, ...]:
     from nccl_doctor.rules import requirements
 
-    found = [part for text in options or list(rules.require) for part in requirements.split(text)]
+    found = tuple(part for text in options for part in requirements.split(text))
     try:
         for part in found:
             requirements.parse(part)
     except requirements.RequirementError as error:
-        _hosts.stop(str(error).replace("--require", _said("require", options)))
-    return tuple(found)
+        _hosts.stop(f"--{error}")
+    return found
 
 
 def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: str, master_port: int) -> Plan:
@@ -256,15 +256,6 @@ def _collect(
 
     options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
     return _hosts.collect_facts(inventory.entries, options, fit)
-
-
-def _saved(context: typer.Context, path: Path, needs: tuple[str, ...]) -> Bundle:
-    """A saved run, to be decided by these requirements where there are any."""
-    import msgspec
-
-    bundle = _hosts.read_saved(context, path)
-    plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
-    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _inventory_of(bundle: Bundle) -> Inventory:

@@ -20,12 +20,12 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 def for_cause(
     case: Case, id: str, playbook: str, evidence: tuple[Evidence, ...]
-) -> tuple[tuple[Fix, ...], tuple[EnvAdvice, ...]]:
-    """Fixes (now, then for good) and environment variables for a cause: what ``env recommend`` knows, for these logs."""
+) -> tuple[tuple[Fix, ...], Fix | None, tuple[EnvAdvice, ...]]:
+    """Fixes for now, one for good, and environment variables for a cause: what ``env recommend`` knows, for these logs."""
     if not playbook:
-        return (), ()
+        return (), None, ()
     page = playbooks.load(playbook)
-    fixes = tuple(
+    now, for_good = (
         Fix(
             _here(_first_paragraph(page.section(heading)), evidence),
             _here(_first_command(page.section(heading)), evidence),
@@ -43,7 +43,7 @@ def for_cause(
     ]
     env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
     wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
-    return fixes, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
+    return (now,), for_good, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
 
 
 # What a playbook writes for any device, and how the lines name the one at hand.
@@ -189,7 +189,7 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
-        yield f"on {where}: dmesg -T | grep -i -E 'oom|killed process'"
+        yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"
 
 
 def _record_again(torch: str) -> str:

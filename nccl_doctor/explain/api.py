@@ -74,7 +74,7 @@ def _redacted(explanation: Explanation) -> Explanation:
 def _cause(case: Case, item: Candidate) -> Cause:
     playbook = playbooks.for_finding(item.id)
     evidence = quotes.of_cause(case, item)
-    fixes, env = advice.for_cause(case, item.id, playbook, evidence)
+    fixes, for_good, env = advice.for_cause(case, item.id, playbook, evidence)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
@@ -83,6 +83,7 @@ def _cause(case: Case, item: Candidate) -> Cause:
         ranks=tuple(sorted(item.ranks)),
         hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
         fixes=fixes,
+        for_good=for_good,
         env=env,
         playbook=playbook,
         why=item.why,

@@ -72,7 +72,9 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "ranks": list(cause.ranks),
         "hosts": list(cause.hosts),
         "evidence": [_evidence(item) for item in cause.evidence],
-        "fixes": [{"text": fix.text, "command": fix.command, "risky": fix.risky} for fix in cause.fixes],
+        "fixes": [
+            {"text": fix.text, "command": fix.command, "host": fix.host, "risky": fix.risky} for fix in cause.all_fixes
+        ],
         "env": [msgspec.to_builtins(entry) for entry in cause.env],
         "playbook": cause.playbook,
     }

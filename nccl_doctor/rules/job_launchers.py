@@ -121,7 +121,7 @@ def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
                 "start it there, with the same --nnodes and endpoint; or look why it ended",
                 host=absent[0] if absent else "",
             ),
-            Fix("name all hosts of the job", "nccl-doctor hang --hosts hostfile"),
+            Fix("name all hosts of the job", "nccl-doctor hang --hosts HOSTFILE"),
         ),
     )
 

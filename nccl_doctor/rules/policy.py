@@ -20,7 +20,7 @@ import msgspec
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
 from nccl_doctor.inventory import InventoryError, from_list
-from nccl_doctor.rules import engine, reach, thresholds
+from nccl_doctor.rules import engine, reach, requirements, thresholds
 from nccl_doctor.rules.judge import Report, anything, folded_and_sorted, verdict_of
 
 if sys.version_info >= (3, 11):
@@ -55,7 +55,7 @@ class NotPermitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """What a policy file says. Command-line options win over it."""
+    """What a policy file says. Command-line options win over it. ``require`` holds one requirement each once it is loaded."""
 
     profile: str = ""
     budget: str = ""
@@ -116,7 +116,13 @@ def load(path: Path) -> Policy:
             from_list(hosts, f"{path}:{line}: hosts")
         except InventoryError as error:
             raise PolicyError(str(error)) from error
-    return policy
+    needs = tuple(need for row in policy.require for need in requirements.split(row))
+    for need in needs:
+        try:
+            requirements.parse(need)
+        except requirements.RequirementError as error:
+            raise PolicyError(f"{path}:{_line('require', text)}: {error}") from error
+    return msgspec.structs.replace(policy, require=needs)
 
 
 @functools.cache

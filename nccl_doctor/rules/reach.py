@@ -94,7 +94,7 @@ _WAYS = {
         "the connection, or the Python that was started over it, ended before it had answered",
         "see what the login does before a command: a profile that fails, ends, reads standard input or starts another "
         "shell (~/.bashrc runs for commands, too), a restricted shell, a host out of memory",
-        "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'dmesg -T | tail -50'",
+        "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'sudo dmesg -T | tail -50'",
     ),
     ReachOutcome.GARBAGE: _Way(
         "host.unexpected-output",
@@ -135,7 +135,7 @@ _LOST = _Way(
     "host.cut-off",
     "the connection ended in the middle of the run",
     "look for a reboot, an out-of-memory kill, an sshd restart or a flapping link",
-    "ssh {login} 'uptime; dmesg -T | tail -50'",
+    "ssh {login} 'uptime; sudo dmesg -T | tail -50'",
 )
 
 _SETUP = _Way(

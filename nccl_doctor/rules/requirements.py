@@ -65,7 +65,7 @@ def parse(text: str) -> Requirement:
     if name not in FORMS:
         near = difflib.get_close_matches(name, FORMS, n=1)
         hint = f"did you mean {FORMS[near[0]]}?" if near else f"expected {', '.join(FORMS.values())}"
-        raise RequirementError(f"--require {text!r}: no such requirement; {hint}")
+        raise RequirementError(f"require {text!r}: no such requirement; {hint}")
     if name in COUNTS and value.isdecimal():
         return Requirement(name, text, float(value))
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
@@ -76,7 +76,7 @@ def parse(text: str) -> Requirement:
         return Requirement(name, text, float(rate_match.group(1)))
     if name == "same" and value.strip("+"):
         return Requirement(name, text, subjects=tuple(_subject(part, text) for part in value.split("+") if part))
-    raise RequirementError(f"--require {text!r}: expected {FORMS[name]}")
+    raise RequirementError(f"require {text!r}: expected {FORMS[name]}")
 
 
 def _subject(name: str, text: str) -> str:
@@ -85,7 +85,7 @@ def _subject(name: str, text: str) -> str:
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise RequirementError(f"--require {text.replace('+', ',')!r}: nothing is called {name!r}; {hint}")
+        raise RequirementError(f"require {text.replace('+', ',')!r}: nothing is called {name!r}; {hint}")
     return name.lower()
 
 

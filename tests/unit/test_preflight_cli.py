@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -171,6 +172,20 @@ def test_a_policy_with_a_typo_stops_with_line_and_key(tmp_path: Path) -> None:
     assert "nccl-doctor.toml:2: unknown key 'requires'; did you mean 'require'?" in done.stderr
 
 
+def test_a_report_of_a_saved_run_decides_as_preflight_does_under_the_policy(tmp_path: Path) -> None:
+    bundle = saved(tmp_path, "gpu02")
+    for policy, reason in (
+        ("min-hosts = 3", "3 of 4 hosts are good, 3 needed"),
+        ("min-hosts = 3\nrequire = ['gpus=8,shm=1G']", "0 of 4 hosts are good, 3 needed"),
+    ):
+        (tmp_path / "nccl-doctor.toml").write_text(policy)
+        words = [sys.executable, "-m", "nccl_doctor", "report", bundle, "--format", "json"]
+        told = json.loads(subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+        gate = preflight(tmp_path, "--from", bundle)
+        assert told["reason"] == reason and told["go"] == (gate.returncode == 0)
+        assert reason in gate.stdout
+
+
 def test_a_directory_that_is_gone_has_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
@@ -236,7 +251,7 @@ def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options:
     ("policy", "told"),
     [
         ("budget = '2 minutes'", "budget in the policy file '2 minutes': expected a time"),
-        ("require = ['gpu=8']", "require in the policy file 'gpu=8': no such requirement"),
+        ("require = ['gpu=8']", "nccl-doctor.toml:1: require 'gpu=8': no such requirement; did you mean gpus=N?"),
         ("profile = 'slow'", "profile in the policy file 'slow': expected one of"),
         ("min-hosts = 9", "min-hosts in the policy file 9: there is only 1 host"),
         ("min-hosts = '9'", ":1: min-hosts: Expected a whole number, got text in quotes"),

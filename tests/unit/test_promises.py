@@ -367,6 +367,16 @@ def test_a_look_at_a_job_is_no_look_at_hosts(words: str, tmp_path: Path) -> None
     assert done.exit_code == ExitCode.USAGE and "a bundle of check; hang reads" in done.output
 
 
+@pytest.mark.parametrize("stages", [("job",), ()])
+def test_explain_takes_a_run_that_looked_at_no_host_for_no_proof_of_health(
+    stages: tuple[str, ...], tmp_path: Path
+) -> None:
+    bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=stages))
+    bundles.write(bundle, tmp_path / "run.ndb")
+    done = CliRunner().invoke(cli.app, ["explain", str(tmp_path / "run.ndb"), "--format", "json"])
+    assert done.exit_code == ExitCode.INCOMPLETE and json.loads(done.stdout)["verdict"] == "undecided"
+
+
 def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
     before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
     bundles.write(Builder().bundle(), Path(before))

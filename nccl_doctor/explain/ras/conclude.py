@@ -102,7 +102,7 @@ def _dead(report: Report) -> list[Conclusion]:
             candidates=_GONE,
             confidence=0.8,
             ranks=_ranks([*report.dead, *lost]),
-            next="read that process's log and the node's kernel log: dmesg -T | grep -iE 'oom|killed|xid'",
+            next="read that process's log and the node's kernel log: sudo dmesg -T | grep -iE 'oom|killed|xid'",
         )
     ]
 

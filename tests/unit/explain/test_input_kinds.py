@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -21,7 +22,10 @@ from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
+from nccl_doctor.report.explanation import to_json
+from nccl_doctor.report.explanation_text import print_explanation
+from nccl_doctor.report.terminal import text_console
 from tests.unit.explained import explain_text
 from tests.unit.facts_builder import Builder
 
@@ -220,6 +224,20 @@ def test_a_fault_that_both_show_comes_first() -> None:
     assert (told.verdict, told.causes[0].id) == (Verdict.CAUSE_FOUND, wanted)
     assert proof in told.causes[0].evidence
     assert len(told.causes) == len(log.causes)
+
+
+def test_faults_that_a_run_proved_are_told_as_check_tells_them() -> None:
+    """Each fix with its own command and host, each proof with its host; a second fault is no less likely than the first."""
+    proof = Evidence("80 MiB not acknowledged", "tcp_info", host="gpu03")
+    fixes = [Fix("does new traffic pass?", "nccl-doctor check -H gpu02"), Fix("see what drops it", "nft list", "gpu02")]
+    faults = [finding(id, Severity.FAIL, "it is", proof, fixes=fixes) for id in ("net.mtu.black-hole", "sys.disk-full")]
+    told = saved_runs.tell(explain_text(""), [saved_runs.SavedRun("a.ndb", tuple(faults), 2)], False)
+    print_explanation(told, text_console(shown := io.StringIO()))
+    lines = [line.strip() for line in shown.getvalue().splitlines()]
+    assert "gpu03:tcp_info  80 MiB not acknowledged" in lines and "also found         sys.disk-full (0.99)" in lines
+    at = lines.index("fix now            does new traffic pass?")
+    assert lines[at + 1 : at + 4] == ["nccl-doctor check -H gpu02", "see what drops it", "on gpu02: nft list"]
+    assert json.loads(to_json(told))["causes"][0]["fixes"][1]["host"] == "gpu02"
 
 
 def test_what_a_run_left_open_is_not_healthy() -> None:
