@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from explain_speed import body  # noqa: E402
 
 from nccl_doctor.explain.matcher import FACTORS, STRIDE, HyperscanEngine, _database, factors  # noqa: E402
-from nccl_doctor.explain.readers.scan import plan  # noqa: E402
+from nccl_doctor.explain.readers.plan import plan  # noqa: E402
 
 SIZES = ((5, 5), (5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
 WEIGHTS = (0.3, 1.0, 3.0)  # of a pair of letters that ordinary output has, too

@@ -12,7 +12,8 @@ from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.printable import printable
 from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import PIECE, plan, scan, scan_descriptor
+from nccl_doctor.explain.readers.plan import plan
+from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
@@ -26,7 +27,7 @@ def read_file(file: inputs.LogFile) -> Summary:
     try:
         with inputs.opened(file.path) as raw:
             head = raw.read(inputs.HEAD)
-            packed = bool(inputs.compression(head))
+            packed = inputs.unpacker(head) is not None
             if packed:
                 head = _unpacked_head(file.path)
             state = kinds.kind(head)
@@ -34,9 +35,9 @@ def read_file(file: inputs.LogFile) -> Summary:
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             codec = inputs.utf16(head)
             if not codec and inputs.binary(head):
-                raise inputs.InputError("is no text: not read as a log")
+                raise inputs.InputError(inputs.NO_TEXT)
             if codec or packed:
-                summary = _read_pieces(file, source)
+                summary = _read_pieces(source, inputs.pieces(file.path))
             else:
                 raw.seek(0)
                 summary = scan_descriptor(source, raw.fileno())
@@ -57,15 +58,15 @@ def _unpacked_head(path: str) -> bytes:
         return b""  # it is told when the file is read
 
 
-def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
-    """A file that has to be unpacked or decoded; what can be read of a damaged one is used."""
+def _read_pieces(source: LogSource, pieces: Iterator[bytes]) -> Summary:
+    """What has to be unpacked or decoded; what can be read of a damaged one is used."""
     problems: list[InputProblem] = []
 
     def guarded() -> Iterator[bytes]:
         try:
-            yield from inputs.pieces(file.path)
+            yield from pieces
         except inputs.InputError as error:
-            problems.append(InputProblem(file.name, str(error)))
+            problems.append(InputProblem(source.name, str(error)))
 
     summary = scan(msgspec.structs.replace(source, lines=inputs.text_pieces(guarded())))
     summary.problems.extend(problems)
@@ -131,7 +132,7 @@ def explain_paths(
     files, problems = inputs.find(wanted)
     summary = read_all(files, workers, meanwhile)
     if "-" in names:
-        summary.merge(scan(inputs.stdin_source()))
+        summary.merge(_read_pieces(LogSource("stdin", b""), inputs.stdin_pieces()))
     summary.problems = [*problems, *summary.problems]
     if summary.dumps:
         from nccl_doctor.explain import snapshots

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import bystanders, prefix
 
 # Cause id -> words. A line can belong to several; the special ones stand first only for readability.
 TOPICS: dict[str, str] = {
@@ -22,7 +22,7 @@ TOPICS: dict[str, str] = {
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
@@ -70,7 +70,7 @@ TOPICS: dict[str, str] = {
     "app.dataloader-worker": r"dataloader|data loader worker",
     "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-    "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+    "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG)[A-Z_]+\b(?!\())",
 }
 
 
@@ -138,12 +138,12 @@ def may_say_failure(texts: Iterable[str]) -> bool:
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
     told = _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
-    return told and not records.lists_settings(text) and not prefix.is_of_a_model(text)
+    return told and not bystanders.lists_settings(text) and not bystanders.is_of_a_model(text)
 
 
 def sounds_bad(text: str) -> bool:
     """Whether a line with a word of trouble is more than noise, or than a system service's note."""
-    return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
+    return not _NOISE.search(text) and (not bystanders.is_of_a_service(text) or says_failure(text))
 
 
 @functools.lru_cache(maxsize=1)

@@ -146,8 +146,8 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
     fixes = merged_fixes(items)
     told = ""
     for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
-        if fix_text(fix) != told:  # of the same for each host only the commands differ
-            told = fix_text(fix)
+        if fix.told != told:  # of the same for each host only the commands differ
+            told = fix.told
             line(Text("fix now    " if index == 0 else "           ", "green").append(visible(told)), label=11)
         if fix.command:  # whole, however long: it is there to be copied
             where = f"on {visible(fix.host)}: " if fix.host else ""
@@ -177,11 +177,6 @@ def _head(number: int, first: Finding, where: str, sure: str, width: int) -> lis
             return [row]
     row = Text(f"{number:3}  ").append(first.id, _STYLE[first.severity]).append(f"  {sure}", "dim")
     return [row, Text(f"     {where}", "bold")] if where else [row]
-
-
-def fix_text(fix: Fix) -> str:
-    """What to do, and what it may cost."""
-    return fix.text + (" (can interrupt running work)" if fix.risky else "")
 
 
 def merged_fixes(items: list[Finding]) -> list[Fix]:

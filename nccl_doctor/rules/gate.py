@@ -22,7 +22,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """The decision for a job: ``go``, the hosts to run on, the spares, and all good hosts (more than both, at times)."""
+    """The decision for a job: ``go``, the ``chosen`` hosts to run on, and the ``spares``.
+
+    ``good`` are all good hosts: some of them may be neither chosen nor spare. Without ``go`` they are the chosen ones.
+    """
 
     go: bool
     decisions: tuple[Decision, ...]
@@ -115,7 +118,7 @@ def decide(
 
 
 def _alike_first(good: dict[str, str], groups: dict[str, str]) -> list[str]:
-    """Good hosts (with their states): those of the largest group first, in it the healthy ones, then by name."""
+    """Good hosts (with their states), those of the largest group first. In a group the healthy ones come first."""
     of = {host: groups.get(host, "") for host in good}
     size = Counter(of.values())
     return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host))

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.env.recommend import Advice, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -17,9 +18,10 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
-MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
-GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
-SURE = 0.99  # confidence from which on a finding of several hosts is each one's own
+# So many new objects (some 400 GPU hosts make them) are kept from the garbage collector for good: it would free none.
+MANY_OBJECTS = 200_000
+GAPS_TOLD = 20  # in the reason of a stage; the report has all of them
+SURE = 0.99  # from this confidence on, a finding about several hosts is a fault of each of them
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
@@ -132,7 +134,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def anything(stages: tuple[StageResult, ...]) -> bool:
-    """Whether any stage applies to these hosts: of machines without a GPU, its health says nothing."""
+    """Whether any stage applies to these hosts. Where all were skipped, nothing is known of their health."""
     return any(stage.state != "skipped" for stage in stages)
 
 

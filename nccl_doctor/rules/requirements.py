@@ -19,9 +19,10 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
+from nccl_doctor.rules.collective_failures import ranks_of
+from nccl_doctor.rules.collective_rates import bus_bandwidths, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.software import drift_table, subjects
+from nccl_doctor.rules.software_drift import drift_table, subjects
 from nccl_doctor.rules.system import limits_of_cgroup, usable_memory
 from nccl_doctor.rules.units import BINARY
 
@@ -112,13 +113,13 @@ def _wanted(plan: Plan, *names: str) -> list[Requirement]:
 
 
 def _short(host: Host, need: Requirement, have: str, source: str) -> Finding:
-    return finding(
+    return host.finding(
         f"require.{need.name}",
         Severity.FAIL,
         f"{host.name} does not meet {need.text}: it has {have}",
-        Evidence(have, source=source, host=host.name),
+        (have, source),
+        Fix("leave the host out, or ask for less"),
         places=[Place(host=host.name)],
-        fixes=[Fix("leave the host out, or ask for less")],
     )
 
 

@@ -112,6 +112,6 @@ def with_values(values: Mapping[str, float], source: str) -> dict[str, Threshold
     return {**defaults(), **{id: _row(id, number, source) for id, number in values.items()}}
 
 
-def value(id: str, rows: Overrides | None = None) -> float:
+def value(id: str) -> float:
     """The number of a threshold now in force; ``KeyError`` for an unknown id (a mistake in a rule)."""
-    return (rows or _IN_FORCE.get() or defaults())[id].value
+    return (_IN_FORCE.get() or defaults())[id].value

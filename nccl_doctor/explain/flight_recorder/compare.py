@@ -36,11 +36,10 @@ class Kind(enum.Enum):
 
 
 class Conclusion(Proof, frozen=True, kw_only=True):
-    """One thing the dumps prove, or narrow down. The ranks ``waiting`` are held up by the ``ranks`` to blame."""
+    """One thing the dumps prove, or narrow down."""
 
     source: str = "flight-recorder"
     kind: Kind
-    waiting: tuple[int, ...] = ()
     group: str = ""
     sequence: int | None = None
 
@@ -220,7 +219,6 @@ def _mismatch(group: _Group, sequence: int, sides: dict[tuple[_Call, ...], list[
         cause=_MISMATCH,
         confidence=0.97,
         ranks=tuple(sorted([*odd, *majority])) if nobody_is_odd else tuple(odd),
-        waiting=() if nobody_is_odd else tuple(majority),
         group=group.label,
         sequence=sequence,
         next=_SAME_CALLS,
@@ -337,7 +335,6 @@ def _not_called(
         candidates=(_MISMATCH, "app.uneven-inputs") if decided else (_STRAGGLER, _MISMATCH, "app.uneven-inputs"),
         confidence=0.85 if decided else 0.5,
         ranks=tuple(blamed),
-        waiting=tuple(behind if extra else waiting),
         group=group.label,
         sequence=sequence,
         next=_SAME_CALLS if decided else f"read the log and take the stack (py-spy dump --pid PID) of {folded(behind)}",
@@ -369,7 +366,6 @@ def _no_dump(group: _Group, sequence: int, waiting: list[int], absent: list[int]
         candidates=("app.rank-exception", "net.peer-lost", _STRAGGLER, _MISMATCH),
         confidence=0.6 if blamed else 0.3,
         ranks=tuple(absent),
-        waiting=tuple(waiting),
         group=group.label,
         sequence=sequence,
         next=f"read the log of {folded(absent)}: a rank that died or lost its host leaves no dump",
@@ -394,7 +390,6 @@ def _all_called(group: _Group, sequence: int, waiting: list[int], finished: list
         candidates=_HARDWARE,
         confidence=0.7 if group.members else 0.5,
         ranks=tuple(waiting) if finished else (),
-        waiting=tuple(waiting),
         group=group.label,
         sequence=sequence,
         next="nccl-doctor check --hosts HOSTFILE (links, ports, Xid lines, NVLink), then nccl-doctor bench allreduce",
@@ -443,8 +438,7 @@ def _crossed(first: _Group, number: int, second: _Group, other: int, here: set[i
 
 # Send and receive.
 
-_SEND = re.compile(r"send (\d+)->(\d+)")
-_RECEIVE = re.compile(r"recv (\d+)<-(\d+)")
+_SEND_OR_RECEIVE = re.compile(r"(send|recv) \d+(?:->|<-)(?P<peer>\d+)")
 
 
 class _Waiting(msgspec.Struct, frozen=True):
@@ -461,25 +455,25 @@ def _point_to_point(dumps: Mapping[int, Dump]) -> list[Conclusion]:
     waiting = [item for rank in sorted(dumps) for item in _unfinished(rank, dumps[rank])]
     posted = {(item.rank, item.peer, item.sends) for item in waiting}
     alone = [item for item in waiting if (item.peer, item.rank, not item.sends) not in posted and item.peer in dumps]
-    cycle = _cycle({item.rank: item.peer for item in alone})
-    if cycle:
-        return [_p2p_conclusion(Kind.P2P_CYCLE, [item for item in alone if item.rank in cycle], dumps)]
-    return [_p2p_conclusion(Kind.P2P_UNMATCHED, [item], dumps) for item in alone[:_QUOTED]]
+    ring = _cycle({item.rank: item.peer for item in alone})
+    if ring:
+        return [_deadlock([item for item in alone if item.rank in ring], dumps)]
+    return [_unmatched(item, dumps) for item in alone[:_QUOTED]]
 
 
 def _unfinished(rank: int, dump: Dump) -> list[_Waiting]:
     members = {group.name: group.ranks for group in dump.groups}
-    found = []
+    waiting = []
     for entry in dump.entries:
-        ends = _SEND.fullmatch(entry.operation) or _RECEIVE.fullmatch(entry.operation)
-        if ends is None or entry.proven_state is not State.WAITING:
+        found = _SEND_OR_RECEIVE.fullmatch(entry.operation)
+        if found is None or entry.proven_state is not State.WAITING:
             continue
-        peer = int(ends.group(2))
+        peer = int(found["peer"])
         ranks = members.get(entry.process_group[0])
         if ranks is not None and peer < len(ranks):  # the name holds ranks of the group
             peer = ranks[peer]
-        found.append(_Waiting(rank, peer, entry.operation.startswith("send"), entry))
-    return found
+        waiting.append(_Waiting(rank, peer, found[1] == "send", entry))
+    return waiting
 
 
 def _cycle(waits_for: Mapping[int, int]) -> set[int]:
@@ -494,22 +488,33 @@ def _cycle(waits_for: Mapping[int, int]) -> set[int]:
     return set()
 
 
-def _p2p_conclusion(kind: Kind, items: list[_Waiting], dumps: Mapping[int, Dump]) -> Conclusion:
-    chain = ", ".join(
-        f"rank {item.rank} {'sends to' if item.sends else 'receives from'} {item.peer}" for item in items[:_QUOTED]
-    )
-    if kind is Kind.P2P_CYCLE:
-        title = f"send/recv deadlock: {chain}; every one waits for the next, and none posts the other half"
-    else:
-        title = f"{chain}, but rank {items[0].peer} has no matching {'recv' if items[0].sends else 'send'} pending"
+_IN_TURN = "post both halves together (batch_isend_irecv), or let even ranks send first and odd ranks receive first"
+
+
+def _deadlock(ring: list[_Waiting], dumps: Mapping[int, Dump]) -> Conclusion:
+    chain = ", ".join(map(_say, ring[:_QUOTED]))
     return Conclusion(
-        kind=kind,
-        title=title,
-        evidence=tuple(_quote(item.entry, item.rank, dumps[item.rank].source) for item in items[:_QUOTED]),
-        cause=_MISMATCH if kind is Kind.P2P_CYCLE else "",
-        candidates=() if kind is Kind.P2P_CYCLE else (_MISMATCH, _STRAGGLER),
-        confidence=0.9 if kind is Kind.P2P_CYCLE else 0.5,
-        ranks=tuple(sorted({item.rank for item in items})) if kind is Kind.P2P_CYCLE else (items[0].peer,),
-        waiting=() if kind is Kind.P2P_CYCLE else (items[0].rank,),
-        next="post both halves together (batch_isend_irecv), or let even ranks send first and odd ranks receive first",
+        kind=Kind.P2P_CYCLE,
+        title=f"send/recv deadlock: {chain}; every one waits for the next, and none posts the other half",
+        evidence=tuple(_quote(item.entry, item.rank, dumps[item.rank].source) for item in ring[:_QUOTED]),
+        cause=_MISMATCH,
+        confidence=0.9,
+        ranks=tuple(sorted({item.rank for item in ring})),
+        next=_IN_TURN,
     )
+
+
+def _unmatched(item: _Waiting, dumps: Mapping[int, Dump]) -> Conclusion:
+    missing = "recv" if item.sends else "send"
+    return Conclusion(
+        kind=Kind.P2P_UNMATCHED,
+        title=f"{_say(item)}, but rank {item.peer} has no matching {missing} pending",
+        evidence=(_quote(item.entry, item.rank, dumps[item.rank].source),),
+        candidates=(_MISMATCH, _STRAGGLER),
+        ranks=(item.peer,),
+        next=_IN_TURN,
+    )
+
+
+def _say(item: _Waiting) -> str:
+    return f"rank {item.rank} {'sends to' if item.sends else 'receives from'} {item.peer}"

@@ -7,18 +7,19 @@ import codecs
 import contextlib
 import glob
 import gzip
+import io
 import itertools
 import lzma
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 
-from nccl_doctor.explain.model import InputProblem, LogSource
+from nccl_doctor.explain.model import InputProblem
 
 PIECE = 1 << 20
 HEAD = 64 << 10  # enough of a file to know its kind
@@ -28,12 +29,13 @@ MAX_DEPTH = 32
 MAX_RATIO = 1000
 MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
+NO_TEXT = "is no text: not read as a log"
 BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"))
+_NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -78,13 +80,7 @@ def _add(
             _add(path, False, files, problems, name)
         return
     if not stat.S_ISREG(status.st_mode):
-        kind = (
-            "a named pipe"
-            if stat.S_ISFIFO(status.st_mode)
-            else "a socket"
-            if stat.S_ISSOCK(status.st_mode)
-            else "a device"
-        )
+        kind = _NO_FILES.get(stat.S_IFMT(status.st_mode), "a device")
         if named or not stat.S_ISCHR(status.st_mode):
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
@@ -137,7 +133,7 @@ _FILE_RANK = (
     re.compile(r"(?:^|/)(\d{1,6})\.(?:log|out|err|txt)$"),
     re.compile(r"-(\d{1,5})\.(?:log|out|err)$"),
     re.compile(r"_t?(\d{1,5})\.(?:out|err)$"),
-    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d+)$"),
+    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d{1,7})$"),
 )
 _FILE_HOST = re.compile(
     r"(?:^|[/_.-])((?:node|host|gpu|worker|nid|ip|hgx|dgx|compute)[-_]?[a-z]{0,6}-?\d[\w-]{0,40})(?=[./_]|$)",
@@ -180,7 +176,7 @@ def identity(name: str) -> tuple[int | None, str]:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[io.FileIO]:
     """A regular file, open for reading; a pipe that took its place is refused, not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -192,24 +188,45 @@ def opened(path: str) -> Iterator[BinaryIO]:
         yield raw
 
 
-def compression(head: bytes) -> str:
-    """The compression that a file's first bytes name; empty: none."""
-    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
+def _zstandard(raw: BinaryIO) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InputError("is compressed with zstd: pip install zstandard, or decompress it first") from error
+    return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
+
+
+# How a file is unpacked, by its first bytes. The four readers share no base class.
+_UNPACKERS: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _zstandard,
+    b"BZh": bz2.BZ2File,
+}
+
+
+def unpacker(head: bytes) -> Callable[[BinaryIO], Any] | None:
+    """What unpacks a file that begins with these bytes; None: it is not packed."""
+    return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
 
 
 def pieces(path: str) -> Iterator[bytes]:
     """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
     with opened(path) as raw:
-        kind = compression(raw.read(8))
-        raw.seek(0)
-        try:
-            if kind:
-                yield from _inflate(raw, kind, os.fstat(raw.fileno()).st_size)
-            else:
-                while piece := raw.read(PIECE):
-                    yield piece
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise InputError(f"broken off: {error}") from error
+        yield from _decompressed(io.BufferedReader(raw), os.fstat(raw.fileno()).st_size)
+
+
+def _decompressed(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    """A stream of ``size`` bytes in pieces; it need not seek."""
+    try:
+        unpack = unpacker(stream.peek(8))
+        if unpack:
+            yield from _inflate(unpack(stream), size)
+        else:
+            while piece := stream.read1(PIECE):
+                yield piece
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise InputError(f"broken off: {error}") from error
 
 
 def content(path: str, limit: int) -> bytes:
@@ -264,24 +281,12 @@ def text_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
     return as_utf8(together, codec) if codec else together
 
 
-def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
-    stream: Any  # the four readers share no base class
-    if kind == "gzip":
-        stream = gzip.GzipFile(fileobj=raw)
-    elif kind == "xz":
-        stream = lzma.LZMAFile(raw)
-    elif kind == "bzip2":
-        stream = bz2.BZ2File(raw)
-    else:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise InputError("is compressed with zstd: pip install zstandard, or decompress it first") from error
-        stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
+def _inflate(stream: Any, size: int) -> Iterator[bytes]:
+    """The content of a packed file of this size."""
     total = 0
     while True:
         try:
-            piece = stream.read(PIECE)
+            piece = stream.read1(PIECE)  # what stands before a break is given first
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -296,11 +301,13 @@ def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def stdin_source() -> LogSource:
-    """Standard input as a source."""
-
-    def read() -> Iterator[bytes]:
-        while piece := os.read(sys.stdin.fileno(), PIECE):
-            yield piece
-
-    return LogSource("stdin", text_pieces(read()))
+def stdin_pieces() -> Iterator[bytes]:
+    """Standard input in pieces, decompressed as a file is; ``InputError`` where it is no text."""
+    with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
+        status = os.fstat(stream.fileno())
+        pieces = _decompressed(stream, status.st_size if stat.S_ISREG(status.st_mode) else MAX_INFLATED)
+        first = next(pieces, b"")
+        if binary(first) and not utf16(first):
+            raise InputError(NO_TEXT)
+        yield first
+        yield from pieces
