@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nccl_doctor.facts.fold import fold
@@ -338,6 +338,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
+    failed: dict[Pair, str] = {}
     addresses: dict[Pair, str] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
@@ -345,10 +346,10 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
             if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
-                why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.lack(f"throughput to {flow.peer}", why, host)
+                failed[host, flow.peer] = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
         if not fact.flows:
             fleet.lack("throughput", "no flow was measured", host)
+    _lay_gaps(fleet, failed, rates)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)
@@ -368,6 +369,25 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
             ),
         )
+
+
+def _lay_gaps(fleet: Fleet, failed: Mapping[Pair, str], rates: Collection[Pair]) -> None:
+    """Note each transfer that was not measured at the host through whose end none was, else at the one that sent.
+
+    Whoever sends to a host behind a hole measured all that it could: a job without that host needs no more of it.
+    """
+    ends = {
+        pair: culprit.hosts
+        for culprit in blame({**dict.fromkeys(rates, False), **dict.fromkeys(failed, True)})
+        if culprit.known_end
+        for pair in culprit.pairs
+    }
+    for (source, peer), why in failed.items():
+        guilty = ends.get((source, peer), ())
+        if peer in guilty and source not in guilty:
+            fleet.lack(f"throughput from {source}", why, peer)
+        else:
+            fleet.lack(f"throughput to {peer}", why, source)
 
 
 def _mbits(rate: float) -> str:
