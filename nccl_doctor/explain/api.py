@@ -26,13 +26,18 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     """Explain these logs. Reads each source once; keeps only what the signatures recognised."""
     summary = Summary()
     for source in sources:
-        found = scan(source)
-        if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
-            from nccl_doctor.explain import snapshots  # few logs need it
-
-            found.proofs += snapshots.of_log(source.name, source.lines)
-        summary.merge(found)
+        summary.merge(read(source))
     return explain(summary)
+
+
+def read(source: LogSource) -> Summary:
+    """What a source holds, and what the RAS reports in it prove, if all of it is at hand."""
+    found = scan(source)
+    if "ras-report" in found.groups and isinstance(source.content, (bytes, str)):
+        from nccl_doctor.explain import snapshots  # few logs need it
+
+        found.proofs += snapshots.of_log(source.name, source.content)
+    return found
 
 
 def explain(summary: Summary) -> Explanation:

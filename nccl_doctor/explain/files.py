@@ -33,10 +33,8 @@ def read_file(file: inputs.LogFile) -> Summary:
             state = kinds.kind(head)
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
-            codec = inputs.utf16(head)
-            if not codec and inputs.binary(head):
-                raise inputs.InputError("is no text: not read as a log")
-            if codec or packed:
+            inputs.require_text(head)
+            if packed or inputs.utf16(head):
                 summary = _read_pieces(file, source)
             else:
                 raw.seek(0)
@@ -68,11 +66,20 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
         except inputs.InputError as error:
             problems.append(InputProblem(file.name, str(error)))
 
-    summary = scan(msgspec.structs.replace(source, lines=inputs.text_pieces(guarded())))
+    summary = scan(msgspec.structs.replace(source, content=inputs.text_pieces(guarded())))
     summary.problems.extend(problems)
     if problems and not summary.bytes:
         summary.files = 0
     return summary
+
+
+def _read_stdin() -> Summary:
+    from nccl_doctor.explain import api
+
+    try:
+        return api.read(inputs.stdin_source())
+    except inputs.InputError as error:
+        return Summary(problems=[InputProblem("stdin", str(error))])
 
 
 def reasoning() -> Callable[[Summary], Explanation]:
@@ -132,12 +139,13 @@ def explain_paths(
     files, problems = inputs.find(wanted)
     summary = read_all(files, workers, meanwhile)
     if "-" in names:
-        summary.merge(scan(inputs.stdin_source()))
+        summary.merge(_read_stdin())
     summary.problems = [*problems, *summary.problems]
     if summary.dumps:
         from nccl_doctor.explain import snapshots
 
-        summary.proofs, refused = snapshots.read(summary.dumps)
+        proofs, refused = snapshots.read(summary.dumps)
+        summary.proofs += proofs
         summary.problems += refused
     explanation = reasoning()(summary)
     explanation = msgspec.structs.replace(explanation, saved_runs=tuple(summary.bundles))

@@ -22,6 +22,7 @@ from nccl_doctor.explain.model import InputProblem, LogSource
 
 PIECE = 1 << 20
 HEAD = 64 << 10  # enough of a file to know its kind
+STDIN_KEPT = 8 << 20  # so much of standard input is held in memory; RAS reports are only found in what is held
 MAX_FILES = 200_000
 MAX_DEPTH = 32
 # A compressed file may grow this much, and to this size; beyond, it is a bomb and is read no further.
@@ -246,13 +247,16 @@ def utf16(head: bytes) -> str:
     return ""
 
 
-def binary(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is no text. NULs do not count: a log that was cut while it was written
+def require_text(head: bytes) -> None:
+    """``InputError`` if what begins with these bytes is no text. NULs do not count: a log that was cut while it was written
     begins with a hole."""
+    if utf16(head):
+        return
     text = head[:HEAD].replace(b"\x00", b"")
     strange = len(text.translate(None, _TEXT_BYTES))
     invalid = text.decode("utf-8", "replace").count("\ufffd")
-    return len(text) >= 64 and strange + invalid > len(text) * 0.2
+    if len(text) >= 64 and strange + invalid > len(text) * 0.2:
+        raise InputError("is no text: not read as a log")
 
 
 _TEXT_BYTES = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 127), *range(128, 256)})
@@ -296,10 +300,20 @@ def _inflate(stream: Any, size: int) -> Iterator[bytes]:
 
 
 def stdin_source() -> LogSource:
-    """Standard input as a source."""
+    """Standard input as a source; what is short is read as a whole. ``InputError`` if it is packed, or no text."""
 
     def read() -> Iterator[bytes]:
         while piece := os.read(sys.stdin.fileno(), PIECE):
             yield piece
 
-    return LogSource("stdin", text_pieces(read()))
+    stream = read()
+    head = b""
+    for piece in stream:
+        head += piece
+        if len(head) > STDIN_KEPT:
+            break
+    if unpacker(head):
+        raise InputError("is packed: unpack it first, as in: zcat LOG.gz | nccl-doctor explain -")
+    require_text(head)
+    rest = text_pieces(itertools.chain([head], stream))
+    return LogSource("stdin", rest if len(head) > STDIN_KEPT else b"".join(rest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -300,6 +301,8 @@ def test_command_reads_standard_input_and_returns_the_published_codes(tmp_path: 
     assert done.returncode == ExitCode.FINDINGS
     assert document["causes"][0]["id"] == "launch.env-missing"
     assert document["causes"][0]["evidence"][0] | {"file": "stdin", "line": 1} == document["causes"][0]["evidence"][0]
+    packed = _run("-", stdin=gzip.compress(b"[rank0]: KeyError: 'LOCAL_RANK'\n"))
+    assert packed.returncode == ExitCode.NOTHING_CHECKED and b"zcat" in packed.stderr
     (tmp_path / "x.log").write_text("Watchdog caught collective operation timeout\n")
     assert _run(str(tmp_path / "x.log")).returncode == ExitCode.UNDECIDED
     assert _run(str(tmp_path / "absent")).returncode == ExitCode.NOTHING_CHECKED
