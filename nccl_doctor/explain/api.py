@@ -75,9 +75,8 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    playbook = playbooks.for_finding(item.id)
+    page = playbooks.load(playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
-    fixes, env = advice.for_cause(case, item.id, playbook, evidence)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
@@ -85,9 +84,9 @@ def _cause(case: Case, item: Candidate) -> Cause:
         evidence=evidence,
         ranks=tuple(sorted(item.ranks)),
         hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
-        fixes=fixes,
-        env=env,
-        playbook=playbook,
+        fixes=advice.fixes(page, evidence),
+        env=advice.variables(case, item.id, page, evidence),
+        playbook=page.id,
         why=item.why,
     )
 
