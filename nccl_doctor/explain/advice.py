@@ -132,7 +132,7 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
         return ()
-    steps = [proof.next for proof in case.summary.proofs[:2] if proof.next]
+    steps = [proof.next for proof in case.summary.proofs[:2]]
     best = causes[0] if causes else None
     if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
         gone = _closed_first(case) if best and best.id == "net.peer-lost" else ""

@@ -78,11 +78,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # "flight-recorder" or "ras"
     title: str
     evidence: tuple[Evidence, ...]
+    next: str
     cause: str = ""
     candidates: tuple[str, ...] = ()
     confidence: float = 0.5
     ranks: tuple[int, ...] = ()
-    next: str = ""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
