@@ -11,7 +11,7 @@ import msgspec
 from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.printable import printable
-from nccl_doctor.explain.readers import inputs
+from nccl_doctor.explain.readers import content, inputs
 from nccl_doctor.explain.readers.plan import plan
 from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
@@ -25,21 +25,21 @@ def read_file(file: inputs.LogFile) -> Summary:
         return Summary(files=1, bytes=file.size, bundles=[file.path])
     source = LogSource(file.name, b"", file.rank, file.host)
     try:
-        with inputs.opened(file.path) as raw:
-            head = raw.read(inputs.HEAD)
-            packed = inputs.unpacker(head) is not None
+        with content.opened(file.path) as raw:
+            head = raw.read(content.HEAD)
+            packed = content.unpacker(head) is not None
             if packed:
                 head = _unpacked_head(file.path)
             state = kinds.kind(head)
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
-            inputs.require_text(head)
-            if packed or inputs.utf16(head):
+            content.require_text(head)
+            if packed or content.utf16(head):
                 summary = _read_pieces(file, source)
             else:
                 raw.seek(0)
                 summary = scan_descriptor(source, raw.fileno())
-    except (inputs.InputError, OSError) as error:
+    except (content.InputError, OSError) as error:
         return Summary(problems=[InputProblem(file.name, str(error))])
     if state or "ras-report" in summary.groups:  # a RAS report is text, and may stand in the middle of a job's output
         summary.dumps.append(file.path)
@@ -51,8 +51,8 @@ def read_file(file: inputs.LogFile) -> Summary:
 
 def _unpacked_head(path: str) -> bytes:
     try:
-        return inputs.content(path, inputs.HEAD)
-    except inputs.InputError:
+        return content.beginning(path, content.HEAD)
+    except content.InputError:
         return b""  # it is told when the file is read
 
 
@@ -62,11 +62,11 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
 
     def guarded() -> Iterator[bytes]:
         try:
-            yield from inputs.pieces(file.path)
-        except inputs.InputError as error:
+            yield from content.pieces(file.path)
+        except content.InputError as error:
             problems.append(InputProblem(file.name, str(error)))
 
-    summary = scan(msgspec.structs.replace(source, content=inputs.text_pieces(guarded())))
+    summary = scan(msgspec.structs.replace(source, content=content.text_pieces(guarded())))
     summary.problems.extend(problems)
     if problems and not summary.bytes:
         summary.files = 0
@@ -77,8 +77,8 @@ def _read_stdin() -> Summary:
     from nccl_doctor.explain import api
 
     try:
-        return api.read(inputs.stdin_source())
-    except inputs.InputError as error:
+        return api.read(content.stdin_source())
+    except content.InputError as error:
         return Summary(problems=[InputProblem("stdin", str(error))])
 
 
@@ -187,7 +187,7 @@ def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
     found = []
     buffer = bytearray(PIECE)
     try:
-        with inputs.opened(name) as raw:
+        with content.opened(name) as raw:
             for skip in skips:
                 raw.seek(skip.offset)
                 lines = 0
@@ -197,6 +197,6 @@ def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
                         return []
                     lines += buffer.count(b"\n", 0, wanted)
                 found.append((skip.line, skip.size - lines))
-    except (inputs.InputError, OSError):
+    except (content.InputError, OSError):
         return []
     return found
