@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import enum
 import functools
-import importlib.resources
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from nccl_doctor.env import versions
 from nccl_doctor.env.versions import Version
+from nccl_doctor.facts.files import read_yaml
 
 # The newest releases whose variables are known; assumed, and said so, where nothing names a version.
 NEWEST_NCCL = "2.32.3"
@@ -113,6 +114,11 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     vendor: str = ""  # a cloud's plugin whose profile prescribes other variables
 
     @property
+    def kind(self) -> str:
+        """What its values are: the kind that people wrote down for it, else the type in its reader's source."""
+        return self.values.kind if self.values else self.type
+
+    @property
     def of_torch(self) -> bool:
         """Whether its versions are PyTorch's."""
         return self.reader == "PyTorch"
@@ -170,13 +176,8 @@ class Knowledge(msgspec.Struct, frozen=True):
 
 
 def _read(name: str) -> Any:
-    data = importlib.resources.files("nccl_doctor.env") / "data" / name
-    text = data.read_bytes()
-    if name.endswith(".json"):
-        return msgspec.json.decode(text)
-    import yaml
-
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    path = Path(__file__).parent / "data" / name
+    return msgspec.json.decode(path.read_bytes()) if name.endswith(".json") else read_yaml(path)
 
 
 def _risk(row: dict[str, Any], system: frozenset[str]) -> str:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import shape
+from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def fixes(page: playbooks.Playbook, evidence: tuple[Evidence, ...]) -> tuple[Fix, ...]:
-    """What to do now, and what for good, as the playbook says it, with the device that these lines name."""
-    sections = [page.section(heading) for heading in ("Fix now", "Fix for good")]
-    return tuple(
-        Fix(_here(_first_paragraph(text), evidence), _here(_first_command(text), evidence)) for text in sections
-    )
+def fix(page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
+    """What the playbook says under this heading, with the device that the first line quoted names."""
+    text = page.section(heading)
+    return Fix(_here(_first_paragraph(text), evidence), _here(_first_command(text), evidence))
 
 
 def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evidence, ...]) -> tuple[EnvAdvice, ...]:
@@ -89,6 +89,7 @@ def _oldest(case: Case, what: str) -> str:
 
 
 _NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
+_HANG = "nccl-doctor hang --hosts HOSTFILE"
 _NEXT = {
     "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
@@ -131,7 +132,7 @@ def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
-        return ()
+        return (f"if the job stands still now: {_HANG}",) if case.course.no_end_told else ()
     steps = [proof.next for proof in case.summary.proofs[:2]]
     best = causes[0] if causes else None
     if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
@@ -144,29 +145,31 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
-    missing = _missing_ranks(case) or ranges(
-        [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
-    )
+    heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
+    missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
-        yield f"collect the logs of rank {missing}: they are not among these, and the others only waited"
+        yield f"collect the logs of rank {missing}: nothing that it said is among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
         who = f"rank {ranges(list(best.ranks))}" if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
-        if case.course.interrupted_hang:
-            yield "before you end it the next time: nccl-doctor hang --hosts HOSTFILE"
-        else:
-            yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
+        when = "before you end it the next time" if case.course.interrupted_hang else "if it still hangs"
+        yield f"{when}: {_HANG}"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
-    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS:
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
+    if case.course.only_began:
+        yield f"if the job stands still: {_HANG}"
+        yield "if it went on: give explain its own output as well"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        else:
+        elif best or case.distributed or _says(case, "nccl"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
+        else:
+            yield "give what the job itself printed: none of these lines is known to come from a distributed job"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 
@@ -178,14 +181,14 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
-        yield f"on {where}: dmesg -T | grep -i -E 'oom|killed process'"
+        yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"
 
 
 def _record_again(torch: str) -> str:
     """How to run again so that a hang leaves evidence behind: what ``env recommend --for hang`` sets."""
 
     def settings(release: str) -> str:
-        return " ".join(f"{item.name}={item.value}" for item in recommend.recorder(release))
+        return " ".join(f"{item.name}={item.value}" for item in recorder(release))
 
     if torch and not settings(torch):
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"

@@ -18,7 +18,11 @@ LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
     r"WorkerGroupError|ControllerError|TrainingFailedError|WorkerGroupStartup\w+Error|WorkerHealthCheckFailedError|"
-    r"GetTimeoutError)"
+    r"GetTimeoutError|RayGetError|EnforceNotMet)"
+)
+_LAUNCHERS_FILE = re.compile(
+    r"/bin/(?:torchrun|accelerate|deepspeed)\b|torch/distributed/(?:run|launch|launcher|elastic)\b|accelerate/commands/|"
+    r"deepspeed/launcher/|<frozen runpy>|/runpy\.py"
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
@@ -30,6 +34,7 @@ _WRAPPED = re.compile(
     r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
     r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
+_BEHIND = 6  # lines: torchrun tells of a worker's exit, then its traceback begins
 _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
 
@@ -54,6 +59,14 @@ class Exceptions:
     def _waited_for_worker(self, item: Traceback) -> bool:
         """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""
         return not item.message and _TIMEOUT.search(item.type) is not None and self._case.has("serving-watchdog")
+
+    def is_of_launcher(self, item: Traceback) -> bool:
+        """Whether a launcher's own traceback: its type says so, or it is cut, has only a launcher's frames, and follows its report."""
+        if item.type:
+            return LAUNCHER.search(item.type) is not None
+        near = range(item.hit.line - _BEHIND, item.hit.line)
+        told = (hit for hit in self._case.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
+        return all(map(_LAUNCHERS_FILE.search, item.frames)) and any(hit.line in near for hit in told)
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""

@@ -17,6 +17,7 @@ from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
+STDIN_HELD = 8 << 20  # RAS reports are read out of standard input up to this size
 
 
 def read_file(file: inputs.LogFile) -> Summary:
@@ -35,7 +36,7 @@ def read_file(file: inputs.LogFile) -> Summary:
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             content.require_text(head)
             if packed or content.utf16(head):
-                summary = _read_pieces(file, source)
+                summary = _read_pieces(source, content.pieces(file.path))
             else:
                 raw.seek(0)
                 summary = scan_descriptor(source, raw.fileno())
@@ -56,15 +57,15 @@ def _unpacked_head(path: str) -> bytes:
         return b""  # it is told when the file is read
 
 
-def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
-    """A file that has to be unpacked or decoded; what can be read of a damaged one is used."""
+def _read_pieces(source: LogSource, pieces: Iterator[bytes]) -> Summary:
+    """What has to be unpacked or decoded; what can be read of a damaged one is used."""
     problems: list[InputProblem] = []
 
     def guarded() -> Iterator[bytes]:
         try:
-            yield from content.pieces(file.path)
+            yield from pieces
         except content.InputError as error:
-            problems.append(InputProblem(file.name, str(error)))
+            problems.append(InputProblem(source.name, str(error)))
 
     summary = scan(msgspec.structs.replace(source, content=content.text_pieces(guarded())))
     summary.problems.extend(problems)
@@ -74,12 +75,21 @@ def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
 
 
 def _read_stdin() -> Summary:
-    from nccl_doctor.explain import api
+    """Standard input, with what the RAS reports in it prove, if it is short enough to be held in memory."""
+    held = bytearray()
 
-    try:
-        return api.read(content.stdin_source())
-    except content.InputError as error:
-        return Summary(problems=[InputProblem("stdin", str(error))])
+    def pieces() -> Iterator[bytes]:
+        for piece in content.stdin_pieces():
+            if len(held) <= STDIN_HELD:
+                held.extend(piece)
+            yield piece
+
+    summary = _read_pieces(LogSource("stdin", b""), pieces())
+    if "ras-report" in summary.groups and len(held) <= STDIN_HELD:
+        from nccl_doctor.explain import snapshots
+
+        summary.proofs += snapshots.of_log("stdin", bytes(held))
+    return summary
 
 
 def reasoning() -> Callable[[Summary], Explanation]:

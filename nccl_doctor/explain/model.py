@@ -86,7 +86,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One cause the logs point to. ``confidence`` in 0..1; below 0.5 it is only a candidate."""
+    """One cause the logs point to. ``confidence`` in 0..1; below 0.5 it is only a candidate. ``fixes`` are for now."""
 
     id: str
     confidence: float
@@ -95,9 +95,15 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    for_good: Fix | None = None
     env: tuple[EnvAdvice, ...] = ()
     playbook: str = ""
     why: str = ""
+
+    @property
+    def all_fixes(self) -> tuple[Fix, ...]:
+        """What to do now, then for good."""
+        return (*self.fixes, self.for_good) if self.for_good else self.fixes
 
     def to_finding(self) -> Finding:
         """The same as a finding, for reports that mix it with others."""
@@ -110,7 +116,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
             hosts=self.hosts,
             confidence=self.confidence,
             places=places,
-            fixes=self.fixes,
+            fixes=self.all_fixes,
             env=self.env,
         )
 

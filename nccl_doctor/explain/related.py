@@ -55,6 +55,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     ),
     "launch.world-size": (
         "rdzv-timeout",
+        "rdzv-consequence",
         "rdzv-connection",
         "nnodes",
         "world-size",
@@ -112,7 +113,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "sys.shm": ("shm-full",),
     "launch.env-missing": ("rank-by-hand",),
     "sys.disk-full": ("disk-full-listing", "disk-nearly-full"),
-    "launch.killed": ("cancelled", "signal-exception", "step-cancelled"),
+    "launch.killed": ("cancelled", "hangup", "signal-exception", "step-cancelled"),
 }
 
 

@@ -7,7 +7,7 @@ import msgspec
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, Verdict
 from nccl_doctor.explain.quotes import MAX_EVIDENCE
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity
+from nccl_doctor.findings.model import Evidence, Finding, Severity
 
 MAX_NEXT = 6
 
@@ -77,17 +77,11 @@ def _cause(item: Finding, run: SavedRun) -> Cause:
         evidence=item.evidence[:MAX_EVIDENCE],
         ranks=tuple(sorted({place.rank for place in item.places if place.rank is not None})),
         hosts=item.hosts,
-        fixes=_together(item.fixes),
+        fixes=item.fixes,
         env=item.env,
         playbook=playbooks.for_finding(item.id),
         why=f"Measured by the run saved as {run.name}.",
     )
-
-
-def _together(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """What to do now as one: after it an explanation says what to do for good."""
-    on = dict.fromkeys(f"on {fix.host}: {fix.command}" if fix.host else fix.command for fix in fixes if fix.command)
-    return (Fix("; ".join(fix.text for fix in fixes), "\n$ ".join(on)),) if fixes else ()
 
 
 def _joined(fault: Cause, told: Cause) -> Cause:
@@ -98,7 +92,7 @@ def _joined(fault: Cause, told: Cause) -> Cause:
         confidence=max(fault.confidence, told.confidence),
         hosts=tuple(sorted({*fault.hosts, *told.hosts})),
         evidence=(*told.evidence[: MAX_EVIDENCE // 2], *fault.evidence[: MAX_EVIDENCE // 2]),
-        fixes=(*fault.fixes, *told.fixes[1:]) if fault.fixes else told.fixes,
+        fixes=fault.fixes or told.fixes,
         env=fault.env or told.env,
         why=f"{told.why} {fault.why}".strip(),
     )

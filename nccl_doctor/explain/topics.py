@@ -21,7 +21,7 @@ TOPICS: dict[str, str] = {
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
@@ -69,7 +69,7 @@ TOPICS: dict[str, str] = {
     "app.dataloader-worker": r"dataloader|data loader worker",
     "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-    "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+    "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG)[A-Z_]+\b(?!\())",
 }
 
 

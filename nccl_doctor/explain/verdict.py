@@ -8,6 +8,7 @@ from nccl_doctor.explain import advice, quotes, topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, shape
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.diagnoses.initialisation import IF_IT_HANGS
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
@@ -28,7 +29,7 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    healthy = good and not _failure_seen(case) and not case.course.unfinished
+    healthy = good and not _failure_seen(case) and not case.course.unfinished and not case.course.only_began
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 
 
@@ -143,13 +144,17 @@ def _only_status(case: Case) -> bool:
 
 def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     """What a reader is told first."""
+    calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        calm = "; lines that look bad are known to be harmless" if case.seen(Role.HARMLESS) else ""
-        return f"nothing in these logs failed{calm}"
+        goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
+        read = "what could be read of these logs" if case.summary.problems else "these logs"
+        return f"nothing in {read} failed{calm}{goes_on}"
+    if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
+        return "NCCL was initialised and the logs end there: whether any work followed they do not say"
     if not causes:
-        return "the logs show no cause" if verdict is Verdict.UNDECIDED else ""
+        return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
     if verdict is Verdict.UNDECIDED:
         if len(causes) > 1 and best.confidence >= DECIDED:

@@ -12,11 +12,13 @@ from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence
+from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.report.explanation import verdict
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 
 QUOTES = 4  # evidence lines shown; --format json has them all
+FIXES = 4  # of those that a saved run proposes
 QUOTE_WIDTH = 300
 LONG_NAME = 16  # columns
 _LABEL = 21
@@ -36,7 +38,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         files = f"{read.files} file{'s' if read.files != 1 else ''}"
         console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
         console.print()
-    mark, style = _MARK[explanation.verdict]
+    mark, style = _MARK[verdict(explanation)]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
         sentence.append("not a failure of distributed communication: ", style)
@@ -65,8 +67,11 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
     best = shown[0].confidence if shown else 0.0
     for label, items in (
-        ("also found", [item for item in others if item.confidence > best]),  # measured by a saved run, not by this log
-        ("less likely", [item for item in others if item.confidence <= best]),
+        (
+            "also found",
+            [item for item in others if item.confidence >= best],
+        ),  # measured by a saved run, not by this log
+        ("less likely", [item for item in others if item.confidence < best]),
     ):
         if items:
             _row(console, label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items))
@@ -75,18 +80,20 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
         _rows(console, "timeline", [_moment(moment) for moment in explanation.timeline[:6]])
-    if not undecided:
-        _rows(console, "next", explanation.next[:4])
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
+    if not undecided and not healthy:
+        _rows(console, "next", explanation.next[:4])
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:
         _row(console, "worth knowing", f"{remark.text}\nnccl-doctor playbook {remark.playbook}")
         console.print(_quote(remark.evidence))
-    for note in explanation.notes[:6] if healthy else ():
+    for note in explanation.notes[:6] if healthy or (undecided and not explanation.causes) else ():
         _row(console, "harmless here", note)
+    if healthy:
+        _rows(console, "next", explanation.next[:4])
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
 
@@ -115,15 +122,24 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     if not decided:
         meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
         _row(console, "would mean", meaning)
-    for number, fix in enumerate(cause.fixes[:2] if decided else ()):
-        text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
-        _row(console, "fix now" if number == 0 else "fix for good", text)
+    for number, fix in enumerate(cause.fixes[:FIXES] if decided else ()):
+        _print_fix("fix now" if number == 0 else "", fix, console)
+    if decided and cause.for_good:
+        _print_fix("fix for good", cause.for_good, console)
     for entry in cause.env[:4] if decided else ():
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
         _row(console, "environment", f"{text}   ({entry.reason}; NCCL {entry.versions})")
     if cause.playbook:
         _row(console, "playbook", f"nccl-doctor playbook {cause.playbook}")
     console.print()
+
+
+def _print_fix(label: str, fix: Fix, console: Console) -> None:
+    """What to do, and beneath it the command, whole, however long: it is there to be copied."""
+    _row(console, label, fix.told)
+    if fix.command:
+        where = f"on {visible(fix.host)}: " if fix.host else ""
+        console.print(Text(" " * _LABEL + where).append(visible(fix.command), "bold"), soft_wrap=True)
 
 
 def _hosts(names: tuple[str, ...]) -> str:
@@ -137,6 +153,8 @@ def _quote(item: Evidence, same: bool = False) -> Padding:
     source = "…" if same and len(item.source) > LONG_NAME else visible(item.source)
     place = f"{source}:{item.line}" if item.line else visible(item.source)
     text = visible(item.text)
+    if item.host and not item.line:  # what a saved run measured: no log names the host there
+        place = f"{visible(item.host)}:{place}"
     if len(text) > QUOTE_WIDTH:
         text = text[: QUOTE_WIDTH - 1] + "…"
     quoted = Text(place, "cyan")

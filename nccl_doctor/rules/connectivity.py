@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
@@ -11,7 +12,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import ONE_STREAM, alone, untried
+from nccl_doctor.rules.mesh_pairs import ONE_STREAM, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -28,28 +29,41 @@ CLOCK_SECONDS = 1.0
 LOOPBACK_MTU = 65535
 
 
-def _laid_at(
-    culprit: Blame,
-    id: str,
-    title: str,
-    told: Callable[[Pair], str],
-    source: str,
-    fix: Fix,
-    *,
-    severity: Severity = Severity.FAIL,
-    sure: tuple[float, float] = (1.0, 0.9),
-    explains: tuple[str, ...] = ("collectives",),
-) -> Finding:
-    """A finding about links, with what each of them told. ``sure``: where the guilty end is known, and where not."""
+class _Trouble(NamedTuple):
+    """What is wrong with links, and how it was measured.
+
+    ``sure``: the confidence where it is known which end of the links is to blame, and where it is not.
+    """
+
+    id: str
+    source: str
+    severity: Severity = Severity.FAIL
+    sure: tuple[float, float] = (1.0, 0.9)
+    explains: tuple[str, ...] = ("collectives",)
+
+
+_BLACK_HOLE = _Trouble(
+    "net.mtu.black-hole", "UDP with don't-fragment", explains=("collectives", "net.slow", "net.packet-loss")
+)
+_LOSS = _Trouble("net.packet-loss", "TCP_INFO: total_retrans less dsack_dups", explains=("net.slow", "collectives"))
+_LATENCY = _Trouble("net.latency", "TCP connect and echo", Severity.WARN, explains=())
+_SLOW = _Trouble("net.slow.link", "timed transfer", sure=(0.95, 0.7))
+
+
+def _laid_at(culprit: Blame, trouble: _Trouble, title: str, told: Callable[[Pair], str], fix: Fix) -> Finding:
+    """A finding about the culprit's links, with what was told of each of them."""
     return finding(
-        id,
-        severity,
+        trouble.id,
+        trouble.severity,
         title,
-        [Evidence(f"{pair[0]} -> {pair[1]}: {told(pair)}", source=source, host=pair[0]) for pair in culprit.pairs],
-        confidence=sure[0] if culprit.known_end else sure[1],
+        [
+            Evidence(f"{pair[0]} -> {pair[1]}: {told(pair)}", source=trouble.source, host=pair[0])
+            for pair in culprit.pairs
+        ],
+        confidence=trouble.sure[0] if culprit.known_end else trouble.sure[1],
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[fix],
-        explains=explains,
+        explains=trouble.explains,
     )
 
 
@@ -95,7 +109,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     Every pair was tried with don't-fragment set. A black hole is a size below the sender's interface MTU from which
     on nothing arrives and no ICMP says why. Where the receiver's interface is exactly that small, the MTUs just differ.
     """
-    alone(fleet)
+    fleet.need_several()
     paths = _paths(fleet)
     cut = _cut(fleet)
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
@@ -191,7 +205,7 @@ def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Fin
 
 
 def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) -> Finding:
-    """``paths`` is of all pairs; what passes on each path of the culprit is what may be sent."""
+    """``paths`` are those of all pairs. The MTU to keep to is what passes on every path of the culprit."""
     of_culprit = [paths[pair] for pair in culprit.pairs]
     passes = min(path.largest_passed for path in of_culprit)
 
@@ -202,10 +216,9 @@ def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) ->
 
     return _laid_at(
         culprit,
-        "net.mtu.black-hole",
+        _BLACK_HOLE,
         f"packets above {passes} B vanish {culprit.where} (interface MTU {of_culprit[0].interface_mtu} B)",
         told,
-        "UDP with don't-fragment",
         _fix(
             fleet,
             culprit,
@@ -214,7 +227,6 @@ def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) ->
             + (" (below 1280 B the kernel takes IPv6 off the interface)" if passes < 1280 else ""),
             f"sudo ip link set dev INTERFACE mtu {passes}",
         ),
-        explains=("collectives", "net.slow", "net.packet-loss"),
     )
 
 
@@ -233,7 +245,7 @@ def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
 @fleet_rule("connectivity", "net.packet-loss")
 def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     """Small, paced messages to or from a host had to be sent again: packets are lost where no queue was full."""
-    alone(fleet)
+    fleet.need_several()
     sent: dict[Pair, int] = {}
     lost: dict[Pair, int] = {}
     addresses: dict[Pair, str] = {}
@@ -255,10 +267,9 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
             continue
         yield _laid_at(
             culprit,
-            "net.packet-loss",
+            _LOSS,
             f"{100.0 * total / out_of:.1f} % of packets {culprit.where} are lost",
             lambda pair: f"{lost[pair]} of {sent[pair]} small packets were lost and sent again",
-            "TCP_INFO: total_retrans less dsack_dups",
             _fix(
                 fleet,
                 culprit,
@@ -266,7 +277,6 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
                 "look at the link's error counters; change cable or port",
                 "ip -s link show INTERFACE; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
             ),
-            explains=("net.slow", "collectives"),
         )
 
 
@@ -286,7 +296,7 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     The fastest of all messages and connects is judged: a busy CPU delays some of them, and a lost packet all behind it
     on its connection, but a long way delays each.
     """
-    alone(fleet)
+    fleet.need_several()
     trips: dict[Pair, float] = {}
     addresses: dict[Pair, str] = {}
     for host, link in _measured(fleet):
@@ -308,18 +318,14 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
         (client, server), slowest = culprit.pairs[0], max(trips[pair] for pair in culprit.pairs)
         yield _laid_at(
             culprit,
-            "net.latency",
+            _LATENCY,
             f"round trips {culprit.where} take {slowest:.1f} ms at best; good pairs of hosts take {usual:.2f} ms",
             lambda pair: f"fastest {trips[pair]:.2f} ms",
-            "TCP connect and echo",
             Fix(
                 "compare the routes and the load of the hosts",
                 f"ip route get {addresses[client, server]}; uptime",
                 client,
             ),
-            severity=Severity.WARN,
-            sure=(1.0, 0.9),
-            explains=(),
         )
 
 
@@ -329,7 +335,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
 
     Where these reach more than 10 Gb/s, under a quarter of that: beyond it one stream measures the hosts' CPUs.
     """
-    alone(fleet)
+    fleet.need_several()
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
@@ -352,10 +358,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
         slowest = min(rates[pair] for pair in culprit.pairs)
         yield _laid_at(
             culprit,
-            "net.slow.link",
+            _SLOW,
             f"TCP {culprit.where} runs at {_mbits(slowest)}; good pairs of hosts reach {_mbits(usual)}",
             lambda pair: f"{_mbits(rates[pair])} over one TCP stream",
-            "timed transfer",
             _fix(
                 fleet,
                 culprit,
@@ -363,7 +368,6 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 "look at the negotiated speed and at shaping on the host",
                 "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
             ),
-            sure=(0.95, 0.7),
         )
 
 

@@ -104,7 +104,7 @@ def _sure(group: list[Launcher], confidence: float) -> float:
 
 
 def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
-    """Fewer than ``--nnodes``: whoever of the hosts that were looked at has none is to blame."""
+    """Fewer torchruns than ``--nnodes``: to blame are the hosts that were looked at and have none."""
     lacking = group[0].hosts_wanted - len(group)
     absent = idle if len(idle) <= lacking else []
     more = f"{lacking} more host{'s' if lacking > 1 else ''}"
@@ -121,7 +121,7 @@ def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
                 "start it there, with the same --nnodes and endpoint; or look why it ended",
                 host=absent[0] if absent else "",
             ),
-            Fix("name all hosts of the job", "nccl-doctor hang --hosts hostfile"),
+            Fix("name all hosts of the job", "nccl-doctor hang --hosts HOSTFILE"),
         ),
     )
 
@@ -159,7 +159,7 @@ def _different_endpoints(groups: dict[str, list[Launcher]]) -> Finding:
 
 
 def _same_number(group: list[Launcher]) -> list[Launcher]:
-    """Those that share a ``--node-rank`` of the static rendezvous, which alone counts by it."""
+    """The torchruns that share a ``--node-rank``. Only the static rendezvous goes by that number."""
     numbered: dict[str, list[Launcher]] = defaultdict(list)
     for launcher in group:
         if not launcher.process.options.get("rdzv-endpoint"):

@@ -31,7 +31,6 @@ from nccl_doctor.rules.ranks import (
 )
 from nccl_doctor.rules.units import duration
 
-_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 _WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")
 _YOUNG_S = 60.0  # a job that has just been started may still be coming up
 

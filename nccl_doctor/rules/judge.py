@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.env.recommend import Advice, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -17,14 +18,18 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
-MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
-GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
-SURE = 0.99  # confidence from which on a finding of several hosts is each one's own
+# So many new objects (some 400 GPU hosts make them) are kept from the garbage collector for good: it would free none.
+MANY_OBJECTS = 200_000
+GAPS_TOLD = 20  # in the reason of a stage; the report has all of them
+SURE = 0.99  # from this confidence on, a finding about several hosts is a fault of each of them
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
 class StageResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules."""
+    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules.
+
+    A host to which none of them applies counts as passed where they apply to others.
+    """
 
     name: str
     state: str
@@ -129,7 +134,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def anything(stages: tuple[StageResult, ...]) -> bool:
-    """Whether any stage applies to these hosts: of machines without a GPU, its health says nothing."""
+    """Whether any stage applies to these hosts. Where all were skipped, nothing is known of their health."""
     return any(stage.state != "skipped" for stage in stages)
 
 
@@ -277,10 +282,17 @@ def _stage(
     elif Severity.WARN in worst:
         state, reason = "warn", ""
     elif all_skipped:
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
+        state, reason = "skipped", _why_skipped({text for item in skipped for text in item.values() if text})
+        passed = set()  # what applies to no host has passed on none
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def _why_skipped(reasons: set[str]) -> str:
+    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
+    wide = [{text for text in reasons if text.endswith(where)} for where in ("on any host", "on this host")]
+    return "; ".join(sorted(wide[0] or wide[1] or reasons))
 
 
 def _few(texts: list[str]) -> str:

@@ -216,7 +216,7 @@ def test_behind_in_one_operation_and_ahead_in_another_is_another_call() -> None:
     (found,) = ras.conclude(read(other, other))
     assert found.kind is Kind.DIFFERENT_CALLS and found.ranks == (2,) and found.cause == "app.collective-mismatch"
     (single,) = ras.conclude(read(other))
-    assert single.cause == "" and single.confidence < found.confidence
+    assert single.cause == found.cause and single.confidence < found.confidence and "second snapshot" in single.next
 
 
 def test_json_dead_silent_and_failed_ranks() -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.explain import snapshots
+from nccl_doctor.explain import files, snapshots
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
-from nccl_doctor.explain.readers import content
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "flight_recorder"
 RAS = """NCCL version 2.28.9 compiled with CUDA 12.8
@@ -117,7 +116,7 @@ def test_a_report_from_standard_input_says_what_it_says_in_a_file(
     with path.open() as piped:
         monkeypatch.setattr("sys.stdin", piped)
         heard = explain_paths(["-"])
-        monkeypatch.setattr(content, "STDIN_KEPT", 10)
+        monkeypatch.setattr(files, "STDIN_HELD", 10)
         piped.seek(0)
         cut = explain_paths(["-"])
     assert (told.causes, told.next) == (heard.causes, heard.next)

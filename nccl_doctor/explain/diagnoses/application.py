@@ -506,7 +506,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
     who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"
-    title = f"Horovod: {who} did not submit tensors that the others wait for"
+    title = f"{who} did not submit tensors that the others wait for (Horovod)"
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
@@ -581,13 +581,14 @@ def called_from(case: Case) -> list[Hit]:
 
 
 @diagnosis
-def heartbeat_after_the_end(case: Case) -> Iterable[Candidate]:
-    """The run had told its end, and then the heartbeat monitor killed a process that could not take itself down."""
-    stuck = case.hits("heartbeat")
-    ended = [end for end in case.hits("run-ended") if stuck and later(stuck[0], end)]
-    title = "the run had ended; a watchdog hung while the process took itself down"
-    for cause, strength in (("app.pg-misuse", 0.46), ("sw.nccl-bug", 0.42)) if ended else ():
-        yield Candidate(cause, strength, title, [*stuck[:3], ended[-1]], *speakers(stuck))
+def failed_after_the_end(case: Case) -> Iterable[Candidate]:
+    """The run had told its end, and then a process could not take itself down: it hung until the heartbeat monitor killed it, or it crashed."""
+    ends = case.hits("run-ended")
+    for names, phrase in ((("heartbeat",), "a watchdog hung"), (("segfault", "sigabrt-exit"), "a process crashed")):
+        late = [hit for hit in case.hits(*names) if any(later(hit, end) for end in ends)]
+        title = f"the run had ended; {phrase} in its shutdown"
+        for cause, strength in (("app.pg-misuse", 0.46), ("sw.nccl-bug", 0.42)) if late else ():
+            yield Candidate(cause, strength, title, [*late[:3], ends[-1]], *speakers(late))
 
 
 def _repeats(hit: Hit, last: Hit) -> bool:

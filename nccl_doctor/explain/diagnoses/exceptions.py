@@ -195,7 +195,7 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
-    cut = [item for item in case.summary.tracebacks if not item.type]
+    cut = [item for item in case.summary.tracebacks if not item.type and not case.exceptions.is_of_launcher(item)]
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = [item.hit for item in cut]

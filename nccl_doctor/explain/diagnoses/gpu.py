@@ -81,6 +81,22 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def shared_segment(case: Case) -> Iterable[Candidate]:
+    """NCCL could not set up a segment in /dev/shm. Where its result is a CUDA error, the segment was there, and CUDA would
+    not register it (cudaHostRegister). Otherwise there was no room for it."""
+    hits = case.hits("shm-segment")
+    results = " ".join(hit.text for hit in case.hits("nccl-error-text"))
+    refused = "cuda error" in results and "system error" not in results and not case.has("shm-no-space")
+    title = (
+        "CUDA does not take NCCL's shared memory: pinned memory is short (WSL2 gives little), or the context is broken"
+    )
+    for nth, cause in enumerate(("sys.container", "gpu.driver", "gpu.illegal-access") if refused and hits else ()):
+        yield Candidate(cause, 0.48 - 0.02 * nth, title, hits, *speakers(hits))
+    if hits and not refused:
+        yield Candidate("sys.shm", 0.95, "/dev/shm is too small (or full)", hits, *speakers(hits))
+
+
+@diagnosis
 def exclusive_gpu(case: Case) -> Iterable[Candidate]:
     """CUDA finds the GPU busy: certain where a listing shows a compute mode that admits one process, or none.
 
@@ -224,6 +240,18 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
             )
     if thermal:
         yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
+
+
+@diagnosis
+def no_switch_to_manage(case: Case) -> Iterable[Candidate]:
+    """The fabric manager ends because the driver knows no NVSwitch. Without NVSwitches (PCIe cards, bridges between pairs)
+    none is needed; on a machine that has them they are not seen, which 'lspci | grep -i nvswitch' tells."""
+    hits = case.hits("no-switch-to-manage")
+    if hits and case.has("fabric-manager"):
+        title = (
+            "the fabric manager finds no NVSwitch: needless on a machine without any, else the switches are not seen"
+        )
+        yield Candidate("gpu.fabric-manager", 0.45, title, hits, hosts=hosts_of(hits))
 
 
 @diagnosis

@@ -164,10 +164,11 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
     ]
     unsaid = case.hits("reg-mr-unsaid")
     if unsaid:
-        title = "memory cannot be registered with the adapter" + (
-            ", and the locked-memory limit is small" * bool(values)
-        )
-        yield Candidate("ib.memlock", 0.88 if values else 0.58, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
+        queues = [hit for hit in unsaid if "create_" in hit.text]
+        title = "a queue of the adapter cannot be created" if queues else "memory cannot be registered with the adapter"
+        title += ", and the locked-memory limit is small" * bool(values)
+        strength = 0.88 if values else 0.66 if queues else 0.58
+        yield Candidate("ib.memlock", strength, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
         yield Candidate(
             "ib.memlock",

@@ -181,8 +181,8 @@ def members_missing(case: Case) -> Iterable[Candidate]:
     ranks = {hit.groups["rank"] for hit in said}
     if not said or len(ranks) >= int(said[0].groups["world"]) or case.has("progress", "nccl-init-complete"):
         return
-    twice = case.count("lightning-member") >= 2 * len(ranks)
-    title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', each of them more than once' * twice}"
+    twice = case.count("lightning-member") > 1.5 * len(ranks)  # the first lines may be missing
+    title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', and these more than once' * twice}"
     yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said)
 
 
@@ -203,6 +203,19 @@ def came_too_late(case: Case) -> Iterable[Candidate]:
             [gave_up, *after[:2]],
             final=True,
         )
+
+
+@diagnosis
+def store_waits_from_the_start(case: Case) -> Iterable[Candidate]:
+    """The store gave no answer in time, and nothing tells of any work: the others never came, or went to another store.
+
+    Only candidates: a rank that is late looks the same.
+    """
+    hits = [hit for hit in case.hits("socket-timeout") if "Socket Timeout" in hit.text or "keys:" in hit.text]
+    if hits and not case.has("progress", "nccl-init-complete", "watchdog-timeout", "joined-partly"):
+        title = "the store gave no answer in time: other ranks never came to it"
+        yield Candidate("launch.world-size", 0.33, title, hits, *speakers(hits))
+        yield Candidate("net.master-unreachable", 0.31, title, hits, *speakers(hits))
 
 
 @diagnosis

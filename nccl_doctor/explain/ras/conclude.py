@@ -102,7 +102,7 @@ def _dead(report: Report) -> list[Conclusion]:
             candidates=_GONE,
             confidence=0.8,
             ranks=_ranks([*report.dead, *lost]),
-            next="read that process's log and the node's kernel log: dmesg -T | grep -iE 'oom|killed|xid'",
+            next="read that process's log and the node's kernel log: sudo dmesg -T | grep -iE 'oom|killed|xid'",
         )
     ]
 
@@ -225,14 +225,16 @@ def _is_odd(side: Side, mismatch: Mismatch) -> bool:
 
 
 def _different_calls(report: Report, differing: list[Mismatch], ranks: list[Worker], *, stuck: bool) -> Conclusion:
+    """Of ranks that make the same calls, one that is ahead in one operation is behind in none, whenever each was asked: one
+    snapshot proves the difference; only whether the job stands still takes two."""
     functions = " and ".join(mismatch.function for mismatch in differing)
     return Conclusion(
         kind=Kind.DIFFERENT_CALLS,
         title=f"communicator {differing[0].communicator}: {_who(ranks)} made other calls than the rest ({functions})",
         evidence=tuple(_quote(report, side) for mismatch in differing for side in mismatch.sides)[:_QUOTED],
-        cause="app.collective-mismatch" if stuck else "",
+        cause="app.collective-mismatch",
         candidates=("app.collective-mismatch",),
-        confidence=0.9 if stuck else 0.6,
+        confidence=0.9 if stuck else 0.75,
         ranks=_ranks(ranks),
         communicator=differing[0].communicator,
         next="make every rank issue the same collectives in the same order"

@@ -6,6 +6,7 @@ import bz2
 import codecs
 import contextlib
 import gzip
+import io
 import itertools
 import lzma
 import os
@@ -14,11 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from nccl_doctor.explain.model import LogSource
-
 PIECE = 1 << 20
 HEAD = 64 << 10  # enough of a file to know its kind
-STDIN_KEPT = 8 << 20  # so much of standard input is held in memory; RAS reports are only found in what is held
 # A compressed file may grow this much, and to this size; beyond, it is a bomb and is read no further.
 MAX_RATIO = 1000
 MAX_INFLATED = 64 << 30
@@ -35,7 +33,7 @@ def why(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[io.FileIO]:
     """A regular file, open for reading; a pipe that took its place is refused, not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -72,16 +70,20 @@ def unpacker(head: bytes) -> Callable[[BinaryIO], Any] | None:
 def pieces(path: str) -> Iterator[bytes]:
     """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
     with opened(path) as raw:
-        unpack = unpacker(raw.read(8))
-        raw.seek(0)
-        try:
-            if unpack:
-                yield from _inflate(unpack(raw), os.fstat(raw.fileno()).st_size)
-            else:
-                while piece := raw.read(PIECE):
-                    yield piece
-        except (OSError, EOFError) as error:
-            raise InputError(f"broken off: {error}") from error
+        yield from _decompressed(io.BufferedReader(raw), os.fstat(raw.fileno()).st_size)
+
+
+def _decompressed(stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    """A stream of ``size`` bytes in pieces; it need not seek."""
+    try:
+        unpack = unpacker(stream.peek(8))
+        if unpack:
+            yield from _inflate(unpack(stream), size)
+        else:
+            while piece := stream.read1(PIECE):
+                yield piece
+    except (OSError, EOFError) as error:
+        raise InputError(f"broken off: {error}") from error
 
 
 def beginning(path: str, limit: int) -> bytes:
@@ -144,7 +146,7 @@ def _inflate(stream: Any, size: int) -> Iterator[bytes]:
     total = 0
     while True:
         try:
-            piece = stream.read(PIECE)
+            piece = stream.read1(PIECE)  # what stands before a break is given first
         except (EOFError, OSError):
             raise
         except Exception as error:
@@ -159,21 +161,12 @@ def _inflate(stream: Any, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def stdin_source() -> LogSource:
-    """Standard input as a source; what is short is read as a whole. ``InputError`` if it is packed, or no text."""
-
-    def read() -> Iterator[bytes]:
-        while piece := os.read(sys.stdin.fileno(), PIECE):
-            yield piece
-
-    stream = read()
-    head = b""
-    for piece in stream:
-        head += piece
-        if len(head) > STDIN_KEPT:
-            break
-    if unpacker(head):
-        raise InputError("is packed: unpack it first, as in: zcat LOG.gz | nccl-doctor explain -")
-    require_text(head)
-    rest = text_pieces(itertools.chain([head], stream))
-    return LogSource("stdin", rest if len(head) > STDIN_KEPT else b"".join(rest))
+def stdin_pieces() -> Iterator[bytes]:
+    """Standard input in pieces, decompressed as a file is; ``InputError`` where it is no text."""
+    with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
+        status = os.fstat(stream.fileno())
+        pieces = _decompressed(stream, status.st_size if stat.S_ISREG(status.st_mode) else MAX_INFLATED)
+        first = next(pieces, b"")
+        require_text(first)
+        yield first
+        yield from pieces

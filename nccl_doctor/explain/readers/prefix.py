@@ -89,7 +89,15 @@ _BEHIND_TIME = re.compile(
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
-_NO_HOSTS = ("python3", "mlx4", "mlx5", "nvidia-smi")  # names of programs that look like those of hosts
+_NO_HOSTS = (
+    "python3",
+    "mlx4",
+    "mlx5",
+    "nvidia-smi",
+    "nvidia-ctk",
+    "nvidia-container-cli",
+    "nvidia-container-runtime",
+)  # names of programs that look like those of hosts
 
 
 def _take_time(line: Line, found: re.Match[str]) -> None:

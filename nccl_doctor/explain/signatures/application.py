@@ -411,6 +411,15 @@ says(
     why="The licence server is not reached, or has none left: the program ends before its work begins.",
 )
 says(
+    "tracker-login",
+    "api_key not configured (no-tty)",
+    "API key must be 40 characters long",
+    cause="unrelated",
+    strength=0.86,
+    title="Weights & Biases has no API key: log in before the job, or set WANDB_MODE=offline (or disabled)",
+    why="wandb asks for the key on a terminal; a rank has none, and wandb.init raises.",
+)
+says(
     "config-refused",
     "Could not override '{key}'",
     "Key '{key}' is not in struct",
@@ -434,6 +443,7 @@ says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
+    ": line {number:int}: {program}: No such file or directory",
     "execve(): {program}: Permission denied",
     "execve(): {program}: Exec format error",
     "cannot execute binary file",
@@ -455,7 +465,10 @@ says(
     title="the program could not be started",
     why="A missing command, script or module: nothing distributed has begun.",
     where=lambda groups, line: (
-        "etcd" not in line and "torch.distributed" not in line and not _GOES_WITHOUT.search(line)
+        "etcd" not in line
+        and "torch.distributed" not in line
+        and not _GOES_WITHOUT.search(line)
+        and ("number" not in groups or "bin/" in groups["program"])  # of a shell, that may also miss a file
     ),
 )
 

@@ -37,6 +37,9 @@ says(
     "xid",
     *_XID,
     why="The driver's own fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
+    where=lambda groups, line: (
+        re.search(r"\b(?:will|may|might|would|could)\b[^.:]*\bXid\b", line, re.IGNORECASE) is None
+    ),
 )
 says(
     "sxid",
@@ -270,7 +273,6 @@ says(
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
     "libcuda.so.1: cannot open shared object file",
-    "gpu count reported lower than configured",
     cause="gpu.not-visible",
     strength=0.9,
     title="no GPU is visible to this process",
@@ -370,10 +372,19 @@ says(
     "CUDA_EXCEPTION_",
     "hipErrorIllegalAddress",
     "Memory access fault by GPU node",
+    "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
     title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
+)
+says(
+    "rocm-gpu-hang",
+    "HW Exception by GPU node-{}GPU Hang",
+    cause="gpu.fell-off-bus",
+    strength=0.74,
+    title="an AMD GPU hangs, and its driver resets it",
+    why="ROCm's runtime tells every process on the GPU. A kernel that never ends, the driver, power or the board: the kernel log (amdgpu) says what it saw first.",
 )
 says(
     "device-assert-line",
@@ -386,6 +397,15 @@ says(
     where=lambda groups, line: "block:" in line and "thread:" in line,
 )
 
+says(
+    "library-not-initialised",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    cause="gpu.oom",
+    strength=0.45,
+    title="cuBLAS or cuDNN could not be initialised: usually no GPU memory is left for its handle, or the CUDA context is broken",
+    why="The library allocates its workspace at the first call, and tells no reason.",
+)
 says(
     "library-kernel-failed",
     "CUBLAS_STATUS_EXECUTION_FAILED",
@@ -570,6 +590,9 @@ says(
     "Key was rejected by service",
     "nouveau, rivafb, nvidiafb",
     "The NVIDIA probe routine was not called",
+    "installed in this system is not supported by",
+    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "installed in this system is supported through the",  # legacy drivers
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
@@ -786,7 +809,7 @@ says(
     "fabricmanager{}[ERROR]",
     cause="gpu.fabric-manager",
     strength=0.9,
-    title="the fabric manager reports: {message}",
+    title="the fabric manager reports an error: {message}",
     why="An error in the fabric manager's own log.",
     where=lambda groups, line: (
         re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None and not _IMEX.search(line)

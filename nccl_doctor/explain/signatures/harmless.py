@@ -23,6 +23,28 @@ says(
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
+    "old-verbs-library",
+    "NCCL INFO dlvsym failed on ",
+    role=H,
+    why="NCCL asks libibverbs or libmlx5 for functions of later releases, and goes without them (ECE, Data Direct).",
+)
+says(
+    "pcie-corrected",
+    "severity=Corrected",
+    "Corrected error received",
+    "Corrected error message received",
+    "Correctable error message received",
+    role=H,
+    why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
+)
+says(
+    "dcgm-without-switches",
+    "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
+    "[[NvSwitch]] Not attached to NvSwitches",
+    role=H,
+    why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
@@ -137,6 +159,20 @@ says(
     "GDRCopy is not available",
     role=H,
     why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
+)
+says(
+    "mpi-goes-without",
+    "By default, for Open MPI 4.0 and later, infiniband ports",
+    "There was an error initializing an OpenFabrics device",
+    "mca_base_component_repository_open: unable to open {component}(ignored)",
+    "default subnet GID prefix was detected on more than one",
+    "was unable to find any relevant network interfaces",
+    "Another transport will be used instead",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    "WARNING: No preset parameters were found for the device that Open MPI",
+    'Set MCA parameter "{name:word}" to 0 to see all help',
+    role=H,
+    why="Open MPI tells which transport or component it goes without; UCX, TCP or shared memory carry its messages. NCCL uses neither.",
 )
 says(
     "pmix-lock",
@@ -305,6 +341,12 @@ says(
 _HELPER = re.compile(
     r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"
     r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
+)
+says(
+    "ddp-copies-gradients",
+    "Grad strides do not match bucket view strides",
+    role=H,
+    why="DDP copies gradients whose layout in memory is not that of their bucket: a little time, no failure.",
 )
 says(
     "helper-ended",

@@ -101,6 +101,7 @@ says(
 says(
     "verbs-local-text",
     "Local protection on {device}",
+    "Local protection error on {device}",
     "local protection error",
     "local access error",
     "IBV_WC_LOC_PROT_ERR",
@@ -114,6 +115,7 @@ says(
 says(
     "verbs-remote-text",
     "Remote access on {device}",
+    "Remote access error on {device}",
     "Remote OP on {device}",
     "remote access error",
     "remote operation error",
@@ -362,6 +364,7 @@ says(
     why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
     where=lambda groups, line: "retrying" not in line,
 )
+_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
 says(
     "create-qp",
     "Call to ibv_create_qp failed",
@@ -380,7 +383,7 @@ says(
     strength=0.78,
     title="a queue pair could not be created or connected",
     why="Verbs refuse a queue pair: limits (with 'Cannot allocate memory': locked memory), or ports of different link layers.",
-    where=lambda groups, line: "Cannot allocate memory" not in line,
+    where=lambda groups, line: "Cannot allocate memory" not in line and not _SAYS_NO_REASON.search(line),
 )
 _REG = (
     "ibv_reg_mr",
@@ -402,7 +405,6 @@ says(
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
     where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
 )
-_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
 says(
     "reg-mr-unsaid",
     "ibv_reg_mr failed",
@@ -430,10 +432,11 @@ says(
     "memlock-low",
     "memlock limits are set too low",
     "limits are set too low.{}memlock",
+    "hfi_userinit: mmap of {what} failed: Resource temporarily unavailable",
     cause="ib.memlock",
     strength=0.86,
     title="the locked-memory limit is too small for RDMA",
-    why="Open MPI's verbs code could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
+    why="Open MPI's verbs code, or PSM2, could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
 )
 says(
     "memlock-value",
@@ -599,6 +602,16 @@ says(
     why="An EFA request failed.",
 )
 says(
+    "efa-internal",
+    "Unable to write to EQ: {} err: {error} prov_errno",
+    "Libfabric EFA provider has encountered an internal error",
+    cause="net.plugin",
+    strength=0.74,
+    title="libfabric's EFA provider met an error that it cannot report, and ends the process: {error}",
+    why="The provider aborts where the program gave it no event queue for such errors; the numbers beside it, "
+    "and what libfabric warned of before, say what failed.",
+)
+says(
     "ofi-init",
     "NET/OFI {}No eligible providers",
     "NET/OFI Couldn't find any optimal provider",
@@ -729,12 +742,15 @@ says(
     where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
 )
 _PEER_GONE = re.compile(
-    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect", re.IGNORECASE
+    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"
+    r"tcp_ep \S+ .*(?:send|recv)\S* failed",
+    re.IGNORECASE,
 )
 says(
     "ucx-error",
     "UCX  ERROR {error}",
     "UCX ERROR {error}",
+    "ucp_{call:word} failed: {error}",
     "ucp_{call:word} failed",
     "NET/UCX{}fail",
     cause="net.plugin",
@@ -754,7 +770,14 @@ says(
     title="a peer does not answer UCX (any more): {error}",
     why="The other process died, aborted or is not there yet; or the way to it broke. Its own log says which.",
     where=lambda groups, line: groups["level"] in ("ERROR", "DIAG", "WARN") and _PEER_GONE.search(line) is not None,
-    wake=("by remote peer", "Connection refused", "ndpoint timeout", "ndpoint is not connected", "by peer"),
+    wake=(
+        "by remote peer",
+        "Connection refused",
+        "ndpoint timeout",
+        "ndpoint is not connected",
+        "by peer",
+        "tcp_ep 0x",
+    ),
 )
 says(
     "ucx-verbs",
@@ -795,6 +818,17 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "psm-unit",
+    "PSM2 can't open hfi unit",
+    "PSM2 was unable to open an endpoint",
+    "assign_context command failed: {error}",
+    cause="ib.device-not-found",
+    strength=0.66,
+    title="Omni-Path's library (PSM2) cannot open an adapter",
+    why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
+    "PSM2_RANKS_PER_CONTEXT lets them share).",
+)
 says(
     "libfabric-warn",
     "<warn> {message}",

@@ -51,6 +51,15 @@ says(
     why="The script was started without torchrun (or the like), so nobody set them.",
 )
 says(
+    "local-rank-argument",
+    "unrecognized arguments: --local{}rank={rank:int}",
+    "the following arguments are required: --local{}rank",
+    cause="launch.env-missing",
+    strength=0.94,
+    title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
+    why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
+)
+says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
     "waiting for clients. {joined:int}/{world:int} clients joined",
@@ -60,7 +69,7 @@ says(
     "Timed out initializing process group in store based barrier on rank",
     cause="launch.world-size",
     strength=0.76,
-    title="only {joined} of {world} ranks joined",
+    title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
 )
 says(
@@ -97,6 +106,25 @@ says(
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
+    "mpi-no-pmi",
+    "but OMPI was not built with SLURM",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
+    why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "mpi-init-failed",
+    "OPAL ERROR: Unreachable in file {file:word}",
+    "An error occurred in MPI_Init",
+    role=Role.SYMPTOM,
+    cause="sw.library-conflict",
+    strength=0.44,
+    fold="MPI_Init failed",
+    title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
+    why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
+)
+says(
     "slurm-wireup",
     "pmixp_coll_ring_reset_if_to: {what}collective timeout",
     "pmixp_coll_tree_reset_if_to: {what}collective timeout",
@@ -105,6 +133,28 @@ says(
     strength=0.62,
     title="Slurm's PMI could not bring the tasks of the step together",
     why="A task or its slurmstepd on another node did not come in time, or tasks use another PMI than srun offers (--mpi).",
+)
+says(
+    "checkpoint-of-other-size",
+    "checkpoint being loaded used a DP world size of {saved:int} but the current world size is {now:int}",
+    cause="launch.world-size",
+    strength=0.88,
+    title="the checkpoint was written by {saved} data-parallel ranks, and {now} load it: DeepSpeed wants as many, or a universal checkpoint",
+    why="ZeRO's optimizer states are cut by the number of ranks that wrote them.",
+)
+says(
+    "mpi-cannot-start",
+    "Fatal error in PMPI_Init",
+    "Fatal error in internal_Init",
+    "Fatal error in MPI_Init",
+    "An error occurred in MPI_Init",
+    "PMI_KVS_Get returned -1",
+    "PMI{}_Init returned",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="MPI itself could not start: its processes did not find each other, or a transport did not open",
+    why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
+    "than the library's, or a transport that is missing. Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
     "world-size-check",
@@ -116,6 +166,8 @@ says(
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
     "slots available",
+    "A sequential map was requested, but not enough node entries",
+    "All nodes which are allocated for this job are already filled",
     "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
@@ -182,6 +234,17 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+says(
+    "hangup",
+    "SIGHUP",
+    "Hangup",
+    "Received 1 death signal",
+    cause="launch.killed",
+    strength=0.91,
+    title="the terminal or ssh session that the job belonged to was closed (SIGHUP)",
+    why="torchrun takes SIGHUP itself and ends its workers, although nohup had it ignored.",
+    where=lambda groups, line: "dataloader" not in line.lower(),
+)
 # timeout(1) in front of a command, and the status that it ends with
 _WITH_LIMIT = re.compile(
     r"(?:^|[$+#;&|(]|\bdo|\bthen)\s*(?:\w{1,40}=\S{1,80} +){0,9}timeout (?:-\S{1,40} +){0,9}\d+(?:\.\d+)?[smhd]? +[\w./]"
@@ -247,8 +310,6 @@ says(
     "ignal 15 received",
     "eceived signal 15",
     "got signal 15",
-    "SIGHUP",
-    "Hangup",
     "evicted",
     "Evicted",
     "Stopping container",
@@ -352,6 +413,22 @@ says(
     strength=0.84,
     title="MPI or UCX is told to use an interface that does not exist here",
     why="An interface list names what this host does not have.",
+)
+says(
+    "mpi-no-way",
+    "At least one pair of MPI processes are unable to reach each other",
+    cause="net.wrong-interface",
+    strength=0.66,
+    title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
+    why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
+)
+says(
+    "mpi-other-address",
+    "Open MPI detected an inbound MPI TCP connection request from a peer",
+    cause="net.wrong-interface",
+    strength=0.62,
+    title="MPI refuses a peer that comes from another address than it told: hosts with several networks, or address translation",
+    why="Open MPI knows its peers by their addresses. btl_tcp_if_include with the one network that all hosts share mends it.",
 )
 says(
     "mpi-connect",

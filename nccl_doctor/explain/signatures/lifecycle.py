@@ -55,13 +55,18 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 _NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b")  # a job step is Slurm's
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
+# A line of a program, as a stack or somebody's paste quotes it: "self.global_step += 1", "for step in range(100):"
+_CODE = re.compile(
+    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\("
+)
+
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step of the work
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    told = _FRAME.search(line) or _BEFORE_WORK.search(line)
+    told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line)
     return not trouble and not probe and not told and bool(_NUMBER_NEAR.search(line))
 
 

@@ -50,6 +50,7 @@ says(
     strength=0.72,
     title="the rendezvous endpoint could not be reached",
     why="The agent cannot connect to the rendezvous host: it is not up, the address is wrong, or the port is blocked.",
+    where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
     "no-route-ssh",
@@ -82,17 +83,22 @@ says(
     "connect-timeout",
     "onnect to {address} failed : Connection timed out",
     "connect to {address} returned Connection timed out, exceeded",
-    "onnect to {address} failed : Software caused connection abort",
     "connect returned Connection timed out, exceeded error retry count",
     "socketPollConnect: Connect to {address} returned {}Connection timed out",
     "exceeded timeouts",
     "ollConnect to {address} failed with error Connection timed out",
     "Call to connect failed : Connection timed out",
     "Call to connect timeout : Connection timed out",
+    "dest_addr={address}) failed: Connection timed out",  # UCX
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
     why="NCCL's connection to a peer's ephemeral port timed out: dropped by a firewall, or the peer advertised an address that is not routable from here.",
+)
+says(
+    "connect-aborted",
+    "onnect to {address} failed : Software caused connection abort",
+    why="ECONNABORTED: a second connect() on a socket whose first attempt failed.",
 )
 says(
     "connect-noroute",
@@ -110,6 +116,7 @@ says(
     "connect [{address}]:{port:int}: No route to host",
     "(errno: 113 - No route to host)",
     "[Errno 113] No route to host",
+    "dest_addr={address}) failed: No route to host",  # UCX
     cause="net.firewall",
     strength=0.66,
     title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
@@ -131,11 +138,12 @@ says(
     "tartConnect: exceeded retries (",
     "onnect to {address} returned Connection refused, exceeded",
     "returned Connection refused, exceeded error retry count",
+    "dest_addr={address}) failed: Connection refused",  # UCX
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
     fold="connections refused",
-    title="{address} refuses connections: no process listens there (any more)",
+    title="connections to {address} are refused: no process listens there (any more)",
     why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
 )
 says(
@@ -280,6 +288,14 @@ says(
     role=Role.HARMLESS,
     why="c10d asks for IPv6 addresses first: a name that has only IPv4 ones is told of like this. It matters where the same is said of IPv4.",
     where=lambda groups, line: _IPV4 not in line,
+)
+says(
+    "gloo-no-name",
+    "Device(): interface or hostname can't be empty",
+    cause="net.hostname-resolution",
+    strength=0.86,
+    title="Gloo has no address of this machine: its own name resolves to none",
+    why="Without GLOO_SOCKET_IFNAME torch gives Gloo the address of the machine's own name: there is none (names with letters beyond ASCII on Windows, say).",
 )
 says(
     "gloo-families",
@@ -432,12 +448,24 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
-says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
+says(
+    "ethtool-asked",
+    "ethtool {interface:word}",
+    "Settings for {interface:word}:",
+    why="Whose speed one of the next lines tells.",
+    every=True,
+)
 
 says(
     "net-types-differ",
     ": wrong type {got:int} != {wanted:int}",
     why="A connection came from another part of NCCL: 3 is the socket network, 4 the InfiniBand network (enum ncclSocketType).",
+)
+says(
+    "nccl-magic",
+    "wrong magic {got:hex} != {wanted:hex}",
+    why="A connection to NCCL's port began with other bytes than this job's: another job, another release, or no NCCL at all.",
+    where=lambda groups, line: len(groups["got"]) <= 16,
 )
 says(
     "service-mesh",

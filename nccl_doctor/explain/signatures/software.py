@@ -153,11 +153,32 @@ says(
     "built without distributed support",
     "Distributed package doesn't have",
     "module 'torch._C' has no attribute '_c10d_init'",
+    "module 'torch._C' has no attribute '_cuda_{name:word}'",
+    "No module named 'torch._C._distributed_c10d'",
     "PyTorch is not compiled with NCCL support",
     cause="sw.no-nccl-backend",
     strength=0.95,
     title="this torch was built without NCCL (or without CUDA)",
     why="A CPU-only or foreign-platform build of torch is installed on this host.",
+)
+says(
+    "torch-lacks-part",
+    "use_libuv was requested but PyTorch was buil{}without libuv support",
+    "makeDeviceForHostname(): unsupported gloo device",
+    "makeDeviceForInterface(): unsupported gloo device",
+    cause="sw.no-nccl-backend",
+    strength=0.93,
+    title="this build of torch lacks a part of torch.distributed (libuv, or Gloo's transport), as builds for Windows do",
+    why="torch's store takes libuv unless USE_LIBUV=0; GlooDeviceFactory finds no transport that was compiled in.",
+)
+says(
+    "nccl-not-loaded",
+    "Unable to load NCCL library",  # XLA: JAX and TensorFlow
+    "Failed to load NCCL library from {path}",  # vLLM
+    cause="sw.library-conflict",
+    strength=0.8,
+    title="the program finds no libnccl that it can load",
+    why="libnccl.so.2 is not where the loader looks (nvidia-nccl-cu12 is not installed, or not in LD_LIBRARY_PATH), is damaged, or another copy stands before it.",
 )
 says(
     "nccl-bug-shared-memory",
@@ -205,6 +226,9 @@ says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
     "exitcode  : -11",
+    "exitcode: -11",
+    "return code = -11",
+    "died with <Signals.SIGSEGV",
     "exit code 139",
     "*** Process received signal ***",
     "signal 11 (SIGSEGV)",
@@ -212,10 +236,17 @@ says(
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.45,
-    fold="segmentation fault",
-    title="a process crashed (segmentation fault)",
-    why="A crash in native code; the frames say whose.",
+    fold="a crash in native code",
+    title="a process crashed in native code",
+    why="A signal of the system or an abort of a library; the frames say whose.",
     where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
+)
+says(
+    "crash-stack",
+    "*** Process received signal ***",
+    "==== backtrace",
+    rows=14,
+    why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
 )
 says(
     "nccl-invalid-launch",

@@ -40,6 +40,13 @@ says(
     where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
 )
 says(
+    "stack-mpi",
+    "in PMPI_{call:word}",
+    "in MPI_{call:word}",
+    why="A thread's stack leads through a call of MPI.",
+    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None,
+)
+says(
     "stack-bootstrap",
     "bootstrapRoot",
     "bootstrapInit",

@@ -134,6 +134,7 @@ says(
     "communicator was aborted",
     "communicator was revoked",
     "has been destroyed or aborted",
+    "(root should be in the 0..-1 range)",
     role=S,
     cause="app.straggler-timeout",
     strength=0.28,
@@ -248,6 +249,7 @@ _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")
 says(
     "child-terminated",
     "Child process with PID {pid:int} terminated with code {code:int}",
+    "Container rank {rank:int} status failed cmd {command} code {code:int} log",  # Paddle's launcher
     "Forcefully terminating all other processes to avoid zombies",
     "died, exit code: {code:int}",
     "exits with return code = {code:int}",
@@ -277,6 +279,9 @@ says(
     "Signal 6 (SIGABRT) received by PID",
     "Aborted (core dumped)",
     "exitcode  : -6",
+    "exitcode: -6",
+    "return code = -6",
+    "died with <Signals.SIGABRT",
     role=S,
     fold="aborted (SIGABRT)",
     why="The watchdog (or std::terminate) ended the process.",

@@ -10,12 +10,9 @@ says(
     "shm-no-space",
     "/dev/shm{}No space left on device",
     "posix_fallocate failed : No space left on device",
-    "Error while creating shared memory segment {segment}",
-    "Error while attaching to shared memory segment {segment}",
     "failed to extend /dev/shm",
     "failed to create shared memory file",
     "fallocate: Failed to extend {file} to",
-    "Error while {} shared memory segment",
     "insufficient shared memory (shm)",
     "out of shared memory (shm)",
     "unable to allocate shared memory(shm)",
@@ -34,8 +31,23 @@ says(
     why="A shared-memory segment cannot be created or extended: containers have 64 MB of /dev/shm by default.",
 )
 says(
+    "no-pci-path",
+    "Could not find real path of /sys/class/pci_bus/{bus}",
+    cause="sys.container",
+    strength=0.78,
+    title="NCCL does not find its GPU in /sys/class/pci_bus: a sandbox or container without it, or WSL2 under NCCL older than 2.10",
+    why="NCCL follows the GPU's PCI path. Up to 2.9 its lack ends the initialisation; later what else it asks of /sys does.",
+)
+says(
+    "shm-segment",
+    "Error while {doing} shared memory segment",
+    why="NCCL could not make, map or register a segment; up to 2.22 it does not say which.",
+)
+says(
     "bus-error",
     "exitcode  : -7",
+    "exitcode: -7",
+    "return code = -7",
     "exit code: 135",
     "exit code 135",
     "Bus error",
@@ -263,7 +275,9 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
+    where=lambda groups, line: (
+        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|\bUCX\b|status -3 \(", line)
+    ),  # status -3: UCX's
 )
 
 # --- containers
@@ -284,7 +298,6 @@ says(
     "UDS: Sending data over socket",
     "UDS: Receiving data over socket",
     "move_pages{}not permitted",
-    "Could not find real path of",
     "Unable to open /sys",
     "pidfd_getfd",
     "pidfd_open",
@@ -324,7 +337,7 @@ says(
     "NODE_FAIL",
     "NodeNotReady",
     "Kubelet stopped posting node status",
-    "has been marked dead because the detector has missed too many heartbeats",
+    " has missed too many heartbeats from it",
     "because its node has died",
     "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
@@ -356,6 +369,16 @@ says(
 )
 
 says(
+    "raylet-ended",
+    "Raylet failed. Shutting down",
+    "Raylet is terminated",
+    "raylet process died",
+    cause="sys.node-failure",
+    strength=0.55,
+    title="Ray's daemon (raylet) on a node ended: crashed, killed for memory, or Ray was stopped there",
+    why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
+)
+says(
     "mpi-daemon-lost",
     "has lost communication with a remote daemon",
     cause="sys.node-failure",
@@ -371,6 +394,7 @@ says(
     "memory cgroup out of memory",
     "reached its memory limit",
     "cannot allocate memory",
+    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
     "Unable to allocate {size} for an array",
     "ArrayMemoryError",
     "Memory limit exceeded",
@@ -450,7 +474,6 @@ says(
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
-    "CrashLoopBackOff",
     cause="sys.container",
     strength=0.66,
     title="the container could not be started",

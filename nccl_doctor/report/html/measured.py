@@ -21,12 +21,12 @@ from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.safe_text import moment
-from nccl_doctor.rules.collectives import pair_rates
+from nccl_doctor.rules.collective_rates import pair_rates
 from nccl_doctor.rules.drift import DriftRow
 from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.localise import Pair
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.software_drift import drift_table
 
 SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable nor small; the worst pairs are listed
 WORST_SHOWN = 40
