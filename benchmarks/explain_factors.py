@@ -67,7 +67,7 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
     pairs = {ordinary[at : at + 2] for at in range(len(ordinary) - 1)}
     holders: dict[bytes, set[bytes]] = defaultdict(set)
     whole = [anchor for anchor in anchors if len(anchor) < shortest]
-    chosen = {anchor: next(short for short in whole if short in anchor) for anchor in anchors if _holds(anchor, whole)}
+    chosen = {anchor: short for anchor in anchors for short in whole if short in anchor}
     for anchor in anchors:
         if anchor not in chosen:
             for size in range(shortest, longest + 1):
@@ -89,10 +89,6 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
         elif left:
             chosen.update(dict.fromkeys(left, piece))
     return {anchor: chosen.get(anchor, anchor) for anchor in anchors}
-
-
-def _holds(anchor: bytes, shorts: list[bytes]) -> bool:
-    return any(short in anchor for short in shorts)
 
 
 def fastest(anchors: tuple[bytes, ...]) -> tuple[dict[bytes, bytes], float]:

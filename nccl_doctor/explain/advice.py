@@ -18,56 +18,48 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def for_cause(
-    case: Case, id: str, playbook: str, evidence: tuple[Evidence, ...]
-) -> tuple[tuple[Fix, ...], Fix | None, tuple[EnvAdvice, ...]]:
-    """Fixes for now, one for good, and environment variables for a cause: what ``env recommend`` knows, for these logs."""
-    if not playbook:
-        return (), None, ()
-    page = playbooks.load(playbook)
-    now, for_good = (
-        Fix(
-            _here(_first_paragraph(page.section(heading)), evidence),
-            _here(_first_command(page.section(heading)), evidence),
-        )
-        for heading in ("Fix now", "Fix for good")
-    )
-    set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
+def fix(page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
+    """What the playbook says under this heading, with the device that the first line quoted names."""
+    text = page.section(heading)
+    return Fix(_here(_first_paragraph(text), evidence), _here(_first_command(text), evidence))
+
+
+def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evidence, ...]) -> tuple[EnvAdvice, ...]:
+    """What to set and to unset for a cause: what ``env recommend`` knows, for these logs."""
+    nccl, set_here = _oldest(case, "nccl"), {name: case.value(name) or "" for name in case.env}
     if case.gpudirect_off:
         set_here.setdefault("NCCL_NET_GDR_LEVEL", "LOC")  # no advice to switch off what is off
     quoted = " ".join(item.text for item in evidence)
-    blamed = [
-        Assignment(name, value, how=How.LOG)
-        for name, value in set_here.items()
-        if name in quoted and related.concerns(name, id)
-    ]
-    env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
-    wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
-    return (now,), for_good, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
+    blamed = [name for name in set_here if name in quoted and related.concerns(name, id)]
+    wrong = [name for name in blamed if name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
+    assignments = [Assignment(name, set_here[name], how=How.LOG) for name in blamed]
+    return recommend.workarounds(page.env, nccl, set_here) + recommend.removals(
+        assignments, nccl, _oldest(case, "torch"), wrong
+    )
 
 
-# What a playbook writes for any device, and how the lines name the one at hand.
+# By the area of causes: what a playbook writes for any device, how the lines name the one at hand, and how it is written.
 _DEVICES = (
-    ("mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b")),
-    ("-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")),
+    ("ib.", "mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b"), "{}"),
+    ("gpu.", "-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"), "-i {}.0"),
 )
 
 
 def _here(text: str, evidence: tuple[Evidence, ...]) -> str:
     """A playbook's words with the device that the first line quoted names, if it names one."""
-    for placeholder, pattern in _DEVICES:
+    for _, placeholder, pattern, written in _DEVICES:
         named = set(pattern.findall(evidence[0].text)) if evidence else set()
         if len(named) == 1:
-            text = text.replace(placeholder, f"-i {named.pop()}.0" if placeholder == "-i N" else named.pop())
+            text = text.replace(placeholder, written.format(named.pop()))
     return text
 
 
 def device(cause: Cause) -> str:
     """The GPU or RDMA device that the deciding line names, if it names one and no line like it names another."""
     alike = [item.text for item in cause.evidence if shape(item.text) == shape(cause.evidence[0].text)]
-    for (_, pattern), start in zip(_DEVICES, ("ib.", "gpu."), strict=True):
+    for area, _, pattern, _ in _DEVICES:
         named = set(pattern.findall(" ".join(alike)))
-        if cause.id.startswith(start) and len(named) == 1:
+        if cause.id.startswith(area) and len(named) == 1:
             return str(named.pop())
     return ""
 
@@ -141,7 +133,7 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
         return (f"if the job stands still now: {_HANG}",) if case.course.no_end_told else ()
-    steps = [proof.next for proof in case.summary.proofs[:2] if proof.next]
+    steps = [proof.next for proof in case.summary.proofs[:2]]
     best = causes[0] if causes else None
     if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
         gone = _closed_first(case) if best and best.id == "net.peer-lost" else ""
@@ -184,7 +176,7 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
 
 def _to_confirm(best: Cause) -> Iterator[str]:
     """What would show that it is this cause."""
-    if best.playbook and any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
+    if any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
         yield "nccl-doctor env recommend --hosts HOSTFILE"
     yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
     if best.id == "sys.host-oom":

@@ -29,10 +29,10 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     summary = Summary()
     for source in sources:
         found = scan(source)
-        if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+        if "ras-report" in found.groups and isinstance(source.content, (bytes, str)):
             from nccl_doctor.explain import snapshots  # few logs need it
 
-            found.proofs += snapshots.of_log(source.name, source.lines)
+            found.proofs += snapshots.of_log(source.name, source.content)
         summary.merge(found)
     return explain(summary)
 
@@ -72,9 +72,8 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    playbook = playbooks.for_finding(item.id)
+    page = playbooks.load(playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
-    fixes, for_good, env = advice.for_cause(case, item.id, playbook, evidence)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
@@ -82,10 +81,10 @@ def _cause(case: Case, item: Candidate) -> Cause:
         evidence=evidence,
         ranks=tuple(sorted(item.ranks)),
         hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
-        fixes=fixes,
-        for_good=for_good,
-        env=env,
-        playbook=playbook,
+        fixes=(advice.fix(page, "Fix now", evidence),),
+        for_good=advice.fix(page, "Fix for good", evidence),
+        env=advice.variables(case, item.id, page, evidence),
+        playbook=page.id,
         why=item.why,
     )
 

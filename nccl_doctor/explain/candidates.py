@@ -21,7 +21,6 @@ _AFTERWARDS = 0.2  # how a program ends that had given up before
 _EXTRA = 0.012  # each further signature that agrees
 _LIKELIEST = (0.36, 0.32, 0.29, 0.26)
 _FURTHER = (0.24, 0.22, 0.2)
-_TOPIC = {cause: nth for nth, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 
 
 def collect(case: Case) -> list[Candidate]:
@@ -120,8 +119,8 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    why = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
-    votes = sorted(why, key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
+    told = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    votes = sorted(told, key=lambda pair: -len(pair[1]))
     return [
         Candidate(
             cause,

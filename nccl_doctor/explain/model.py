@@ -13,14 +13,13 @@ SCHEMA = 1
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """One log: its name and its lines.
+    """One log: its name and what it holds, as a whole or in pieces of any size.
 
-    ``lines`` yields bytes (or text) line by line, or in any other pieces; a single ``bytes``/``str`` is a whole log.
     ``rank`` and ``host`` are used for lines that do not say their own.
     """
 
     name: str
-    lines: Iterable[bytes] | Iterable[str] | bytes | str
+    content: bytes | str | Iterable[bytes]
     rank: int | None = None
     host: str = ""
 
@@ -79,11 +78,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # "flight-recorder" or "ras"
     title: str
     evidence: tuple[Evidence, ...]
+    next: str
     cause: str = ""
     candidates: tuple[str, ...] = ()
     confidence: float = 0.5
     ranks: tuple[int, ...] = ()
-    next: str = ""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

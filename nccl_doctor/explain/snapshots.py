@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nccl_doctor.explain import flight_recorder, kinds, plain_pickle, ras
 from nccl_doctor.explain.model import InputProblem, Proof
-from nccl_doctor.explain.readers import inputs
+from nccl_doctor.explain.readers import content
 
 # At most one byte more than is ever read, so that the readers can refuse what is too large.
 LIMIT = max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1
@@ -21,7 +21,7 @@ LIMIT = max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1
 def read(paths: Sequence[str]) -> tuple[list[Proof], list[InputProblem]]:
     """All proofs that these files give together, and the files that could not be used."""
     problems: list[InputProblem] = []
-    found = {path: kinds.kind(head) for path, head in _contents(paths, inputs.HEAD, problems)}
+    found = {path: kinds.kind(head) for path, head in _contents(paths, content.HEAD, problems)}
     dumps, reports = ([path for path in found if found[path] == kind] for kind in ("dump", "ras"))
     return [*_dumps(dumps, problems), *_reports(reports, problems)], problems
 
@@ -30,8 +30,8 @@ def _contents(paths: Iterable[str], limit: int, problems: list[InputProblem]) ->
     """The first bytes of each file, decompressed; one after the other, so that only one is in memory."""
     for path in paths:
         try:
-            yield path, inputs.content(path, limit)
-        except inputs.InputError as error:
+            yield path, content.beginning(path, limit)
+        except content.InputError as error:
             problems.append(InputProblem(path, str(error)))
 
 
@@ -62,9 +62,9 @@ def _jobs(paths: Iterable[str]) -> list[list[str]]:
 
 def _reports(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
     reports = []
-    for path, content in _contents(paths, LIMIT, problems):
+    for path, data in _contents(paths, LIMIT, problems):
         try:
-            reports.extend(ras.read(content, path))
+            reports.extend(ras.read(data, path))
         except ValueError as error:
             problems.append(InputProblem(path, str(error)))
     yield from _judged(reports)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
@@ -16,7 +15,7 @@ from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import bystanders, prefix
 
-# Cause id -> words. A line can belong to several; the special ones stand first only for readability.
+# Cause id -> words. A line can belong to several; of causes with as many lines the one that stands first here is named first.
 TOPICS: dict[str, str] = {
     "gpu.nvlink": r"nvlink|nvswitch|sxid",
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
@@ -155,11 +154,18 @@ def trouble(case: Case) -> list[Hit]:
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
+_NUMBER = re.compile(r"\d+")
+_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
+_ASKED = 600  # characters of a line: its end, behind the prefixes
+_SHAPES = 150  # so many different lines tell what a log is about
 
 
 def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it. Lines that differ only in numbers no words ask for are asked once."""
-    table: dict[str, list[Hit]] = defaultdict(list)
+    """Cause id -> lines whose words belong to it, in the order of :data:`TOPICS`.
+
+    Lines that differ only in numbers no words ask for are asked once.
+    """
+    table: dict[str, list[Hit]] = {cause: [] for cause in TOPICS}
     effects = {place(hit) for symptom in case.seen(Role.SYMPTOM) if symptom.cause for hit in case.hits(symptom.name)}
     known: dict[str, tuple[str, ...]] = {}
     for hit in (hit for hit in trouble(case) if place(hit) not in effects):
@@ -169,13 +175,7 @@ def vote(case: Case) -> dict[str, list[Hit]]:
             known[shape] = tuple(cause for cause in TOPICS if _words(cause).search(text))
         for cause in known.get(shape, ()):
             table[cause].append(hit)
-    return table
-
-
-_NUMBER = re.compile(r"\d+")
-_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
-_ASKED = 600  # characters of a line: its end, behind the prefixes
-_SHAPES = 150  # so many different lines tell what a log is about
+    return {cause: hits for cause, hits in table.items() if hits}
 
 
 def about(case: Case, cause: str) -> list[Hit]:

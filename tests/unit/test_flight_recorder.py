@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.explain import flight_recorder
 from nccl_doctor.explain.flight_recorder import Conclusion, Dump, FlightRecorderRefused, Kind, State
-from nccl_doctor.explain.flight_recorder.compare import folded
+from nccl_doctor.explain.flight_recorder.conclusion import folded
 from nccl_doctor.explain.flight_recorder.dump import thin
 from nccl_doctor.explain.kinds import kind
 

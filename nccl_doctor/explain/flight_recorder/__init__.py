@@ -5,7 +5,8 @@
 often, whose dump is missing, and where nothing but the network or a GPU is left.
 """
 
-from nccl_doctor.explain.flight_recorder.compare import Conclusion, Kind, compare
+from nccl_doctor.explain.flight_recorder.compare import compare
+from nccl_doctor.explain.flight_recorder.conclusion import Conclusion, Kind
 from nccl_doctor.explain.flight_recorder.dump import Dump, FlightRecorderRefused, State, collect, rank_of_file, read
 
 __all__ = [

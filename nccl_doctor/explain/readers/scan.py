@@ -326,20 +326,19 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def pieces_of(source: LogSource) -> Iterator[bytes]:
-    """The source's content as bytes, in pieces."""
-    lines = source.lines
-    if isinstance(lines, str):
-        lines = lines.encode("utf-8", "surrogateescape")
-    if isinstance(lines, bytes):
-        for at in range(0, len(lines), BLOCK):
-            yield lines[at : at + BLOCK]
+    """The source's content as bytes, in pieces of about :data:`BLOCK`."""
+    content = source.content
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogateescape")
+    if isinstance(content, bytes):
+        for at in range(0, len(content), BLOCK):
+            yield content[at : at + BLOCK]
         return
     batch: list[bytes] = []
     size = 0
-    for line in lines:
-        data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
-        batch.append(data)
-        size += len(data)
+    for piece in content:
+        batch.append(piece)
+        size += len(piece)
         if size >= BLOCK:
             yield b"".join(batch)
             batch, size = [], 0

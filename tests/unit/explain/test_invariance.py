@@ -45,13 +45,13 @@ level=info ts=2026-01-02T03:04:05Z caller=main.go:17 msg="scrape finished" targe
 
 def _each_line(wrap: Callable[[str], str]) -> Change:
     return lambda logs: [
-        msgspec.structs.replace(log, lines="".join(f"{wrap(line)}\n" for line in str(log.lines)[:-1].split("\n")))
+        msgspec.structs.replace(log, content="".join(f"{wrap(line)}\n" for line in str(log.content)[:-1].split("\n")))
         for log in logs
     ]
 
 
 def _each_log(wrap: Callable[[str], str]) -> Change:
-    return lambda logs: [msgspec.structs.replace(log, lines=wrap(str(log.lines))) for log in logs]
+    return lambda logs: [msgspec.structs.replace(log, content=wrap(str(log.content))) for log in logs]
 
 
 def _renamed(logs: list[LogSource]) -> list[LogSource]:
@@ -183,7 +183,7 @@ def test_a_packed_log_is_the_same_log(pack: Callable[[bytes], bytes], tmp_path: 
         there = tmp_path / path.stem
         there.mkdir()
         for log in logs:
-            (there / Path(log.name).name).with_suffix(".log.z").write_bytes(pack(str(log.lines).encode()))
+            (there / Path(log.name).name).with_suffix(".log.z").write_bytes(pack(str(log.content).encode()))
         if len(logs) == 1:
             assert _answer(explain_paths([str(there)]), ranks=True) == _answer(before, ranks=True), path.stem
 

@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.explain import files, matcher
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
-from nccl_doctor.explain.readers import inputs, kept, prefix, scan
+from nccl_doctor.explain.readers import content, inputs, kept, prefix, scan
 from nccl_doctor.explain.template import Template
 
 
@@ -144,8 +144,8 @@ def test_zstd_log(tmp_path: Path) -> None:
 
 
 def test_gzip_bomb_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "FREE_INFLATED", 1 << 20)
-    monkeypatch.setattr(inputs, "MAX_RATIO", 100)
+    monkeypatch.setattr(content, "FREE_INFLATED", 1 << 20)
+    monkeypatch.setattr(content, "MAX_RATIO", 100)
     (tmp_path / "bomb.log.gz").write_bytes(gzip.compress(b"EADDRINUSE\n" + b"\0" * (8 << 20)))
     (tmp_path / "fine.log").write_text("[rank0]: KeyError: 'RANK'\n")
     got = explain_paths([str(tmp_path)])
