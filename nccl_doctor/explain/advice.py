@@ -154,9 +154,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
     )
     if missing:
-        yield f"collect the logs of rank {missing}: they are not among these, and the others only waited"
+        yield f"collect the logs of {_named(missing)}: they are not among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
-        who = f"rank {ranges(list(best.ranks))}" if best.ranks else "the worker that ended first"
+        who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
         if case.course.interrupted_hang:
@@ -197,6 +197,10 @@ def _record_again(torch: str) -> str:
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"
     told = settings(torch) if torch else f"{settings('2.8')} (before torch 2.8: {settings('2.6')})"
     return f"run again with {told}, and give the dumps to explain"
+
+
+def _named(ranks: str) -> str:
+    return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
 
 
 def _missing_ranks(case: Case) -> str:

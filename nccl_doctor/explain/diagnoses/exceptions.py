@@ -198,7 +198,7 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     cut = [item for item in case.summary.tracebacks if not item.type and not case.exceptions.is_of_launcher(item)]
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
-        hits = [item.hit for item in cut]
+        hits = _evidence(cut)
         ranks = ranks_of(hits)
         yield Candidate("app.rank-exception", 0.34, title, hits, ranks)
         yield Candidate("unrelated", 0.3, title, hits, ranks)

@@ -325,6 +325,7 @@ says(
     "Timed out waiting {} for send operation to complete",
     "Timed out waiting {}ms for",
     "waitForInput: socket {} timed out after",
+    "waitForInput: poll for socket {} returned 0, likely a timeout",
     "NCCL timeout in: ",
     "aborting after {hours:int}:{minutes:int}:{seconds:num}!",  # torchft
     "NCCL timeout when waiting for nonblocking call",
@@ -339,6 +340,7 @@ says(
     "unique-id",
     "store->get('{key}') got error",
     "retrieving ncclUniqueId from [0] via c10d key-value store",
+    "c10d::ProcessGroupNCCL::broadcastUniqueNCCLID(",  # a frame of what a store's get() threw
     role=S,
     cause="net.peer-lost",
     strength=0.33,
