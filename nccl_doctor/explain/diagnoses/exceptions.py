@@ -204,6 +204,18 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
         yield Candidate("unrelated", 0.3, title, hits, ranks)
 
 
+@diagnosis
+def started_by_a_parent_that_has_gone(case: Case) -> Iterable[Candidate]:
+    """A process that multiprocessing started could not read what it should run: its parent had failed meanwhile."""
+    orphans = [item for item in case.summary.tracebacks if case.exceptions.is_orphans(item)]
+    if orphans and not case.exceptions.ordinary:
+        title = (
+            "a process ended while it started another one, which only tells that it had gone; why, its own lines say"
+        )
+        for cause, strength in (("app.rank-exception", 0.42), ("unrelated", 0.38)):
+            yield Candidate(cause, strength, title, _evidence(orphans))
+
+
 def _kind(item: Traceback) -> tuple[str, str]:
     return item.type.rsplit(".", 1)[-1], re.sub(r"[\d'\"/][^\s]*", "#", item.message)[:60]
 

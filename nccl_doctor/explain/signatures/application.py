@@ -103,6 +103,7 @@ says(
     "DataLoader worker (pid(s) {pids}) exited unexpectedly",
     "DataLoader worker (pid {pid:int}) exited unexpectedly",
     "DataLoader worker exited unexpectedly",
+    "ERROR: Unexpected {what} encountered in worker.",
     "DataLoader timed out after {seconds:int} seconds",
     "Caught {name:word} in DataLoader worker process {index:int}",
     "Pin memory thread exited unexpectedly",
@@ -112,7 +113,7 @@ says(
     why="A worker process was killed by a signal, exited or gave no batch in time.",
     # Interrupt, Terminated, Hangup: it was stopped together with its job.
     where=lambda groups, line: (
-        not any(word in line for word in ("Caught", "Bus error", "Interrupt", "Terminated", "Hangup"))
+        not any(word in line for word in ("Caught", "Bus error", "bus error", "Interrupt", "Terminated", "Hangup"))
     ),
 )
 says(
