@@ -349,6 +349,18 @@ says(
     why="DDP copies gradients whose layout in memory is not that of their bucket: a little time, no failure.",
 )
 says(
+    "cuda-library-not-found",
+    "NCCL WARN Failed to find CUDA library",
+    role=H,
+    why="NCCL goes on without CUDA's driver interface (no cuMem, no DMA-BUF). Releases up to 2.20 look for libcuda.so, which many containers and WSL2 lack, not for libcuda.so.1.",
+)
+says(
+    "tokenizers-forked",
+    "The current process just got forked, after parallelism has already been used",
+    role=H,
+    why="The tokenizers turn their threads off in a forked process (DataLoader worker). TOKENIZERS_PARALLELISM=false quiets them.",
+)
+says(
     "helper-ended",
     " Terminated ",
     " Killed ",

@@ -225,6 +225,7 @@ says(
 says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
+    "*** SIGSEGV (@",  # glog's handler
     "exitcode  : -11",
     "exitcode: -11",
     "return code = -11",
@@ -316,7 +317,8 @@ says(
         )
         and not re.search(
             r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|"  # no part of a job's path
-            r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe",
+            r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe|"
+            r"Failed to find CUDA library",  # NCCL goes on without it
             line,
         )
     ),
@@ -346,6 +348,16 @@ says(
     strength=0.66,
     title="an internal assertion of torch failed",
     why="torch's own consistency check failed: a bug of that release, or a use it did not foresee.",
+)
+says(
+    "crash-while-finalizing",
+    "Python runtime state: finalizing",
+    "at interpreter shutdown, possibly due to daemon threads",
+    role=Role.SYMPTOM,
+    cause="app.rank-exception",
+    strength=0.36,
+    title="Python crashed while it ended: a thread of a library outlived the interpreter; why the program ended, the log does not say",
+    why="The program was over, well or by an exception, when a thread that still ran asked for the interpreter.",
 )
 says(
     "crash-handler",

@@ -243,14 +243,38 @@ def test_harmless_lines_come_with_their_condition() -> None:
     assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes) and got.overcome == ()
 
 
-def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean() -> None:
-    got = explain_text(
-        "[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides. This may indicate\n"
-    )
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        ("[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides.", "layout in memory"),
+        ("The current process just got forked, after parallelism has already been used.", "forked process"),
+    ],
+)
+def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str, meaning: str) -> None:
+    got = explain_text(f"{line}\n")
     assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith("known to be harmless")
     told = io.StringIO()
     print_explanation(got, Console(file=told, width=200))
-    assert "layout in memory" in told.getvalue()
+    assert meaning in told.getvalue()
+
+
+def test_who_is_not_named_is_a_peer() -> None:
+    title = explain_text(
+        "node1:7:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
+    ).causes
+    assert title[0].title.startswith("connections to a peer are dropped")
+
+
+def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
+    channel = "node1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0"
+    failed = "node1:922:1158 [3] proxy.cc:1485 NCCL WARN [Service thread] Error encountered progressing operation=Connect, res=2"
+    assert "gave up" in explain_text(f"{channel}\n{failed}, closing connection\n").causes[0].title
+
+
+def test_several_ranks_are_asked_for_in_the_plural() -> None:
+    table = "\n".join(f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 49{rank})" for rank in (1, 2))
+    got = explain_text(f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n{table}\n")
+    assert any("logs of ranks 1-2" in step for step in got.next)
 
 
 def test_a_closed_terminal_is_named() -> None:
