@@ -157,6 +157,16 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
+    """rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever
+    state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
+    hits = case.hits("verbs-abi")
+    if hits:
+        title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
+        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), final=True)
+
+
+@diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [

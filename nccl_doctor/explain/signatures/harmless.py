@@ -23,6 +23,12 @@ says(
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
+    "long-mount-lines",
+    "Unexpected end of /proc/mounts line",
+    role=H,
+    why="hwloc (of Open MPI) cuts the long lines of container layers in /proc/mounts, and needs only those of cgroup and cpuset.",
+)
+says(
     "old-verbs-library",
     "NCCL INFO dlvsym failed on ",
     role=H,

@@ -733,11 +733,15 @@ says(
     "failed to create group{}SHARP",
     "sharpd{}rror",
     "SHARP job",
+    "ERROR sharp_",
+    "ERROR SHArP Job",
+    "ERROR Job error in sharp_",
+    "ERROR Failed to lock SAT tree",
     cause="net.plugin",
     strength=0.72,
     title="SHARP (CollNet) could not be used",
     why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
+    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot|ERROR", line)),
 )
 _PEER_GONE = re.compile(
     r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect", re.IGNORECASE
@@ -807,6 +811,11 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "verbs-abi",
+    "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
+    why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
+)
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",
