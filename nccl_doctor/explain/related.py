@@ -130,7 +130,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),
     "ib.gdr": ("ib-local-protection", "peermem-missing", "gdr-disabled", "reg-mr-gpu", "acs-redirect"),
     "ib.memlock": ("memlock-value", "memlock-text", "reg-mr-nomem"),
-    "ib.port-down": ("ib-port-error", "kernel-link-down", "port-state-down", "ib-async"),
+    "ib.port-down": ("ib-port-error", "adapter-failed", "kernel-link-down", "port-state-down", "ib-async"),
     "ib.qp-connect": ("modify-qp", "create-qp", "net-ib-using"),
     "ib.retry-exceeded": ("ib-retry", "ib-retry-text", "ib-async"),
     "sw.nccl-bug": (

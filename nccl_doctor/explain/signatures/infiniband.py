@@ -163,14 +163,21 @@ says(
     "NET/IB: {}Port recovery failed for",
     "failed devices out of",
     "IBV_EVENT_PORT_ERR",
-    "async fatal event: device fatal",
-    "Got async event : device fatal",
-    "local catastrophic error",
     "Received async event{}port error",
     cause="ib.port-down",
     strength=0.93,
     title="an InfiniBand/RoCE port failed while the job ran",
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
+)
+says(
+    "adapter-failed",
+    "async fatal event: device fatal",
+    "Got async event : device fatal",
+    "local catastrophic error",  # what libibverbs calls IBV_EVENT_DEVICE_FATAL
+    cause="ib.port-down",
+    strength=0.93,
+    title="a network adapter failed while the job ran",
+    why="The adapter reported a fatal error of its own (firmware or hardware): all its ports are gone until it is reset. The kernel log says more.",
 )
 says(
     "ib-no-way-left",
@@ -333,6 +340,7 @@ says(
     "no suitable GID",
     "GID not found",
     "Failed to find GID",
+    "GID: 00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00",  # perftest
     "could not find a GID",
     "gid index {}is invalid",
     "Invalid GID index",
