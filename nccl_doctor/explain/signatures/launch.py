@@ -148,13 +148,17 @@ says(
     "Fatal error in internal_Init",
     "Fatal error in MPI_Init",
     "An error occurred in MPI_Init",
+    "It looks like MPI_INIT failed for some reason",
+    "It looks like pmix_init failed for some reason",
+    "It looks like orte_init failed for some reason",
+    "It looks like opal_init failed for some reason",
     "PMI_KVS_Get returned -1",
     "PMI{}_Init returned",
     cause="launch.rdzv",
     strength=0.46,
     title="MPI itself could not start: its processes did not find each other, or a transport did not open",
     why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
-    "than the library's, or a transport that is missing. Two ranks of 'hello world' under the same launcher show it without NCCL.",
+    "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
     "world-size-check",
@@ -441,6 +445,22 @@ says(
     strength=0.72,
     title="MPI processes cannot connect to each other: firewall or wrong interface",
     why="MPI's own TCP connections fail although ssh works.",
+)
+says(
+    "mpi-translated",
+    "btl: tcp: Match incoming connection from {peer} with locally known IP {address} failed",
+    "dropped inbound connection from an unexpected address",
+    "Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot find a corresponding",
+    cause="net.wrong-interface",
+    strength=0.78,
+    title="a peer's MPI connections come from an address that it did not tell (NAT, or a bridge in between)",
+    why="Open MPI knows its peers by their addresses: behind a masquerading bridge they come from another one. --net=host, or btl_tcp_if_include with the "
+    "network that reaches all hosts.",
+)
+says(
+    "mpi-daemon-address",
+    ".0;tcp://{addresses}",
+    why="Open MPI's mpirun tells its daemons where to call back: all of its addresses, or the only one.",
 )
 says(
     "ray-connect",

@@ -90,6 +90,7 @@ says(
     "Call to connect failed : Connection timed out",
     "Call to connect timeout : Connection timed out",
     "dest_addr={address}) failed: Connection timed out",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection timed out",  # Open MPI
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
@@ -117,6 +118,7 @@ says(
     "(errno: 113 - No route to host)",
     "[Errno 113] No route to host",
     "dest_addr={address}) failed: No route to host",  # UCX
+    "_complete_connect] connect() to {address} failed: No route to host",  # Open MPI
     cause="net.firewall",
     strength=0.66,
     title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
@@ -139,6 +141,7 @@ says(
     "onnect to {address} returned Connection refused, exceeded",
     "returned Connection refused, exceeded error retry count",
     "dest_addr={address}) failed: Connection refused",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection refused",  # Open MPI
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,

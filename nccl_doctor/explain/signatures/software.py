@@ -335,7 +335,8 @@ says(
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
         bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
-        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?![\w-])", line))  # a function; a host may be called nccl-0
+        # a function: no type of a parameter, and no host that is called nccl-0
+        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
 )

@@ -896,10 +896,31 @@ def test_horovods_older_table_names_the_rank_too() -> None:
         "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
         "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
         "WARNING: There was an error initializing an OpenFabrics device.",
+        "[1748.11] [n1:3019:0]     ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.20, actual 1.18.0",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : SM change",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: P_Key change(12)",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : last WQE reached",
     ],
 )
 def test_what_a_library_goes_without_is_no_guess(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+def test_a_fatal_adapter_is_no_failed_port() -> None:
+    got = explain_text(
+        "n1:815:864 [0] transport/net_ib.cc:80 NCCL WARN NET/IB : Got async event : local catastrophic error\n"
+    )
+    assert got.causes[0].title == "a network adapter failed while the job ran"
+
+
+def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
+    got = explain_text(
+        "n1:238:1219 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69f): local access "
+        "violation work queue error\n"
+        "n1:238:1313 [0] transport/net_ib.cc:2451 NCCL WARN NET/IB: Got completion from peer 172.16.1.3<38081> with status=4 "
+        "opcode=0 len=0 vendor err 83 (Send) hca mlx5_0\n"
+    )
+    assert got.causes[0].id == "ib.gdr" and "net.mtu" not in {cause.id for cause in got.causes}
 
 
 def test_a_quoted_speaker_is_not_asked_for_again() -> None:
