@@ -422,7 +422,6 @@ says(
     "cudaErrorNoKernelImageForDevice",
     "cudaErrorCompatNotSupportedOnDevice",
     "cudaErrorUnsupportedPtxVersion",
-    "hipIpcGetMemHandle failed",
     "unsatisfied condition: cuda>=",
     "Failed to initialize NVML: Driver",
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
@@ -459,6 +458,16 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "hip-ipc",
+    "hipIpcGetMemHandle failed",
+    "hipIpcGetMemHandle -> {code:int}",
+    "hipIpcOpenMemHandle failed",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="HIP cannot share a GPU's memory with another process: peer-to-peer does not work",
+    why="Seen with the distribution's own amdgpu module instead of ROCm's, and in containers without --ipc=host.",
 )
 says(
     "p2p-import-refused",

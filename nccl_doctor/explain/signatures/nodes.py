@@ -274,12 +274,13 @@ says(
     "reached the specified backoff limit",
     " FAILED {}:",
     "JobState=FAILED",
+    "(status: FAILED",  # SkyPilot: FAILED, FAILED_SETUP, FAILED_DRIVER
     " exited on signal {signal:int}",
     role=Role.SYMPTOM,
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
     where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|signal", line) is not None
+        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
     ),
 )
 says(

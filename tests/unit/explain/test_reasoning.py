@@ -828,3 +828,15 @@ def test_a_file_that_a_shell_misses_is_no_program() -> None:
     for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
         told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
         assert any(started in cause.title for cause in told.causes) is named
+
+
+@pytest.mark.parametrize(("pid", "first"), [(4711, "app.straggler-timeout"), (4712, "sys.host-oom")])
+def test_a_ray_worker_that_its_own_watchdog_ended_did_not_run_out_of_memory(pid: int, first: str) -> None:
+    """Ray may tell of a worker's end before it passes the worker's last words on."""
+    told = f"(raylet) A worker died or was killed. Worker IP address: 10.0.0.9 Worker port: 34011 Worker PID: {pid} "
+    told += "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\n"
+    told += "(RayWorker pid=4711) [E ProcessGroupNCCL.cpp:474] [Rank 0] Watchdog caught collective operation timeout: "
+    told += (
+        "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800305 milliseconds before timing out.\n"
+    )
+    assert explain_text(told).causes[0].id == first
