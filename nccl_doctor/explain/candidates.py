@@ -153,13 +153,14 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
+_UNNAMED = {"address": "a peer"}
 
 
 def _title(template: str, hits: list[Hit]) -> str:
     """The title with the words of the first hit that has them all; not every wording of a message says everything."""
     names = set(_HOLE.findall(template))
     groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
-    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), "?"), 80), template)
+    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), _UNNAMED.get(hole.group(1), "?")), 80), template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

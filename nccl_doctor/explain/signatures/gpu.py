@@ -251,6 +251,14 @@ says(
     where=lambda groups, line: "transport/p2p" not in line,
 )
 says(
+    "container-without-gpu",
+    "The NVIDIA Driver was not detected.",  # NVIDIA's images, also where no GPU is needed
+    cause="sys.container",
+    strength=0.44,
+    title="the container was started without GPUs",
+    why="The image's entrypoint finds no driver: the container runtime's hook for GPUs did not run. Harmless in a launcher that computes nothing.",
+)
+says(
     "no-gpu",
     "No CUDA GPUs are available",
     "no CUDA-capable device is detected",

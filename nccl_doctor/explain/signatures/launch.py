@@ -447,11 +447,21 @@ says(
     "Not enough GPUs available",
     "tasks in gang unschedulable",
     "pod group is not ready",
+    "queue resource quota insufficient",
     "insufficient unused quota",
     cause="launch.world-size",
     strength=0.7,
     title="the cluster has fewer GPUs or nodes than were asked for",
     why="The scheduler cannot place the job.",
+)
+says(
+    "ray-cluster-incomplete",
+    "Ray cluster status: {alive:int}/{wanted:int} nodes alive",  # vLLM's production stack
+    cause="launch.world-size",
+    strength=0.5,
+    title="{alive} of {wanted} nodes joined the Ray cluster",
+    why="A pod waits until all nodes of its Ray cluster are alive: the others were not created, not scheduled, or do not reach the head.",
+    where=lambda groups, line: int(groups["alive"]) < int(groups["wanted"]),
 )
 
 says(

@@ -21,6 +21,7 @@ def _no_image(line: str) -> bool:
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
+    "down*{}Not responding",  # sinfo
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
@@ -245,6 +246,14 @@ says(
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
     why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
+)
+says(
+    "slurm-node-described-otherwise",
+    "Node configuration differs from hardware: {difference}",
+    cause="unrelated",
+    strength=0.5,
+    title="slurm.conf describes the node otherwise than its hardware is: {difference}",
+    why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
 )
 says(
     "slurm-not-there",
