@@ -7,7 +7,7 @@ import re
 from nccl_doctor.explain.signatures import says
 
 # A program that tells what it could not import and says that it does not need it
-_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b")
+_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b|entrypoint\.d/")
 
 says(
     "fingerprint-mismatch",
@@ -456,6 +456,7 @@ says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
+    "execvp error on file {program} (No such file",  # Hydra
     ": line {number:int}: {program}: No such file or directory",
     "execve(): {program}: Permission denied",
     "execve(): {program}: Exec format error",

@@ -53,6 +53,31 @@ says(
     where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
+    "hydra-connect",
+    'unable to connect from "{own}" to "{host}" ({error})',
+    cause="net.master-unreachable",
+    strength=0.74,
+    title="{own} cannot connect back to mpiexec on {host}: {error}",
+    why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
+)
+says(
+    "launcher-ssh-failed",
+    "Command 'ssh -o PasswordAuthentication=no {host} hostname' returned non-zero exit status",  # DeepSpeed
+    "unable to run bstrap_proxy on {host} (pid",  # Intel MPI
+    cause="net.master-unreachable",
+    strength=0.76,
+    title="the launcher cannot start anything on {host}: mostly ssh without a password is not set up",
+    why="The launcher logs in to every host of its list, the own one included, before it starts a rank.",
+)
+says(
+    "supervisor-not-reached",
+    "cannot connect to supervisor",  # Xinference
+    cause="net.master-unreachable",
+    strength=0.78,
+    title="a worker cannot connect to its supervisor",
+    why="The supervisor is not up, its address means another host from here, or one of its ports is blocked (Xinference uses several).",
+)
+says(
     "no-route-ssh",
     "ssh: connect to host {host} port {port:int}: {error}",
     cause="net.master-unreachable",
@@ -264,6 +289,7 @@ says(
     "nodename nor servname provided",
     "Could not resolve hostname",
     "unable to resolve host",
+    "unable to get host address",  # Hydra
     "getaddrinfo failed",
     "gaierror",
     "error encountered when getting address info",

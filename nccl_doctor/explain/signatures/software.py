@@ -214,6 +214,7 @@ says(
 says(
     "nccl-internal",
     "internal error - please report this issue to the NCCL developers",
+    "Test NCCL failure {place} 'internal error'",
     "ncclInternalError: Internal check failed",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",

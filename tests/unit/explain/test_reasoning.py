@@ -1023,3 +1023,36 @@ def test_a_file_that_a_shell_misses_is_no_program() -> None:
     for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
         told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
         assert any(started in cause.title for cause in told.causes) is named
+
+
+@pytest.mark.parametrize(("pid", "first"), [(4711, "app.straggler-timeout"), (4712, "sys.host-oom")])
+def test_a_ray_worker_that_its_own_watchdog_ended_did_not_run_out_of_memory(pid: int, first: str) -> None:
+    """Ray may tell of a worker's end before it passes the worker's last words on."""
+    told = f"(raylet) A worker died or was killed. Worker IP address: 10.0.0.9 Worker port: 34011 Worker PID: {pid} "
+    told += "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\n"
+    told += "(RayWorker pid=4711) [E ProcessGroupNCCL.cpp:474] [Rank 0] Watchdog caught collective operation timeout: "
+    told += (
+        "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800305 milliseconds before timing out.\n"
+    )
+    assert explain_text(told).causes[0].id == first
+
+
+def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> None:
+    told = "2023-10-05T23:40:07Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:\n"
+    told += "[W socket.cpp:601] [c10d] The client socket has failed to connect to [localhost]:29500 "
+    told += "(errno: 99 - Cannot assign requested address).\n"
+    waited = "[E ProcessGroupNCCL.cpp:828] [Rank 1] Watchdog caught collective operation timeout: "
+    waited += "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=60000) ran for 69027 milliseconds before timing out.\n"
+    names = [cause.id for cause in explain_text(told + waited).causes]
+    assert names[0] == "app.straggler-timeout"
+    assert "net.master-unreachable" not in names
+    assert "busy" not in explain_text(told + waited).causes[0].title
+
+
+def test_a_whole_ray_cluster_lacks_no_node() -> None:
+    assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()
+
+
+def test_a_title_without_the_peers_address_speaks_of_a_peer() -> None:
+    told = explain_text("ConnectionRefusedError: [Errno 111] Connection refused\n")
+    assert "a peer refuses connections: no process listens there (any more)" in [cause.title for cause in told.causes]
