@@ -1044,3 +1044,19 @@ def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> No
 
 def test_a_whole_ray_cluster_lacks_no_node() -> None:
     assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "uneven"), [("batches {}", True), ("shard written in {}.2 s", False), ("shard took {} s", False)]
+)
+def test_a_time_is_no_number_of_batches(told: str, uneven: bool) -> None:
+    said = "".join(f"rank {rank} {told.format(40 + rank)}\n" for rank in range(4))
+    log = said + "w1:9:90 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer w4<4400>\n"
+    assert any(cause.id == "app.uneven-inputs" for cause in explain_text(log).causes) is uneven
+
+
+def test_workers_that_found_their_place_later_were_placed() -> None:
+    lacking = "WARNING 01-20 05:40:30 [ray_utils.py:338] Tensor parallel size (8) exceeds available GPUs (4). This may result in Ray placement group allocation failures.\n"
+    served = 'INFO:     10.2.0.9:52214 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    assert explain_text(lacking).causes[0].id == "launch.world-size"
+    assert explain_text(lacking + served).verdict is Verdict.HEALTHY
