@@ -1056,7 +1056,10 @@ def test_a_time_is_no_number_of_batches(told: str, uneven: bool) -> None:
 
 
 def test_workers_that_found_their_place_later_were_placed() -> None:
-    lacking = "WARNING 01-20 05:40:30 [ray_utils.py:338] Tensor parallel size (8) exceeds available GPUs (4). This may result in Ray placement group allocation failures.\n"
+    lacking = (
+        "WARNING 01-20 05:40:30 [ray_utils.py:338] Tensor parallel size (8) exceeds available GPUs (4). "
+        "This may result in Ray placement group allocation failures.\n"
+    )
     served = 'INFO:     10.2.0.9:52214 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     assert explain_text(lacking).causes[0].id == "launch.world-size"
     assert explain_text(lacking + served).verdict is Verdict.HEALTHY
