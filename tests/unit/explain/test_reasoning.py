@@ -861,3 +861,10 @@ def test_a_whole_ray_cluster_lacks_no_node() -> None:
 def test_a_title_without_the_peers_address_speaks_of_a_peer() -> None:
     told = explain_text("ConnectionRefusedError: [Errno 111] Connection refused\n")
     assert "a peer refuses connections: no process listens there (any more)" in [cause.title for cause in told.causes]
+
+
+def test_a_worker_whose_log_repeats_nccls_code_did_not_end_without_words() -> None:
+    ended = "srun: error: n018: task 1: Exited with exit code 1\n"
+    assert explain_text(ended).causes[0].id == "app.rank-exception"
+    told = "UnknownError behind a prefix:: ncclCommInitRank failed: unhandled system error\n"
+    assert explain_text(told + ended).causes[0].id == "net.wrong-interface"
