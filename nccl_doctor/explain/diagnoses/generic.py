@@ -420,8 +420,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
     spoke = {item.hit.rank for item in case.summary.tracebacks if not case.exceptions.is_of_launcher(item)}
     silent = ranks - spoke if None not in spoke else set()
-    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
-    strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
+    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's, unless NCCL's is told.
+    told = case.has("nccl-error-text") or not (silent or not spoke)
+    strength = 0.44 if max(own) > 0 and max(own) != 134 and not told else 0.3
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]

@@ -961,6 +961,13 @@ def test_a_file_of_xla_is_no_variable_of_nccl() -> None:
     assert "env.bad-nccl-var" not in named
 
 
+def test_a_worker_whose_log_repeats_nccls_code_did_not_end_without_words() -> None:
+    ended = "srun: error: n018: task 1: Exited with exit code 1\n"
+    assert explain_text(ended).causes[0].id == "app.rank-exception"
+    told = "UnknownError behind a prefix:: ncclCommInitRank failed: unhandled system error\n"
+    assert explain_text(told + ended).causes[0].id == "net.wrong-interface"
+
+
 def test_paddle_names_the_error_in_its_summary() -> None:
     wrapper = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
     wrapper += "paddle.fluid.core_avx.EnforceNotMet:\n\n"
