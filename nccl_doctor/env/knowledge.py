@@ -80,6 +80,9 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }.get(self.kind, "")
 
 
+_KINDS = {"bool": "boolean", "int": "integer", "size": "integer"}  # of the types in C++ sources
+
+
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One variable that some program reads.
 
@@ -116,7 +119,7 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     @property
     def kind(self) -> str:
         """What its values are: the kind that people wrote down for it, else the type in its reader's source."""
-        return self.values.kind if self.values else self.type
+        return self.values.kind if self.values else _KINDS.get(self.type, self.type)
 
     @property
     def of_torch(self) -> bool:

@@ -40,10 +40,6 @@ def shown(item: Assignment) -> str:
     return item.name if item.value is None else f"{item.name}={item.value}"
 
 
-def _integers(variable: Variable) -> bool:
-    return variable.kind in ("integer", "int", "size")
-
-
 def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """A value that must be a string and is not."""
     if not item.not_text:
@@ -64,7 +60,7 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[S
         return
     plain = re.split(r"\s#", value.strip())[0].strip().strip("\"'")
     trouble = ""
-    number_of_nccl = answer.variable is not None and _integers(answer.variable)
+    number_of_nccl = answer.variable is not None and answer.variable.kind == "integer"
     windows = item.text.endswith("\r") and not context.nccl_at_least(CARRIAGE_RETURN_CUT_SINCE)
     if windows and not number_of_nccl:  # after a number it is passed over
         trouble, value = "the Windows line end becomes", f"{value}\r"
@@ -108,10 +104,10 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Said
     if not value:
         trouble = _empty(variable)
     elif kind in ("word", "word-list", "tuning-list", "pattern"):
-        trouble = _words(variable, value, kind, context)
-    elif kind in ("boolean", "bool"):
+        trouble = _words(variable, value, context)
+    elif kind == "boolean":
         trouble = _boolean(variable, value)
-    elif _integers(variable):
+    elif kind == "integer":
         trouble = _integer(variable, value, answer.default, context)
     elif kind == "path" and value.startswith("~") and item.how not in (How.EXPORT, How.PREFIX):
         trouble = "~ is not expanded here"
@@ -156,15 +152,15 @@ def _empty(variable: Variable) -> str:
         return _SILENCE
     if variable.values is not None and variable.values.fatal and variable.of_torch:
         return f"empty is none of its values; it {variable.values.otherwise}"
-    return _raises(variable) if _by_getcvar(variable) and variable.kind in ("boolean", "bool", "integer", "int") else ""
+    return _raises(variable) if _by_getcvar(variable) and variable.kind in ("boolean", "integer") else ""
 
 
 def _raises(variable: Variable) -> str:
     return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
 
 
-def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
-    values = variable.values
+def _words(variable: Variable, value: str, context: Context) -> str:
+    values, kind = variable.values, variable.kind
     if values is None:
         return ""
     if kind == "pattern":

@@ -148,9 +148,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
     missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
-        yield f"collect the logs of rank {missing}: nothing that it said is among these, and the others only waited"
+        yield f"collect the logs of {_named(missing)}: nothing that it said is among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
-        who = f"rank {ranges(list(best.ranks))}" if best.ranks else "the worker that ended first"
+        who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
         when = "before you end it the next time" if case.course.interrupted_hang else "if it still hangs"
@@ -194,6 +194,10 @@ def _record_again(torch: str) -> str:
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"
     told = settings(torch) if torch else f"{settings('2.8')} (before torch 2.8: {settings('2.6')})"
     return f"run again with {told}, and give the dumps to explain"
+
+
+def _named(ranks: str) -> str:
+    return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
 
 
 def _missing_ranks(case: Case) -> str:

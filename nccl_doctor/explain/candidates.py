@@ -89,10 +89,13 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 
 
+_DEAD_WORKER = re.compile(r"Worker PID: (\d+)")
+
+
 def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
-    of a kernel that has waited in vain for other ranks, a crash after XLA had aborted its communicators, or a fabric manager
-    that found no switch to manage."""
+    of a kernel that has waited in vain for other ranks, a crash after XLA had aborted its communicators, a fabric manager
+    that found no switch to manage, or a worker of Ray whose own watchdog ended it."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
@@ -101,6 +104,11 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
         before = case.hits("xla-communicator")
     elif hit.signature == "fabric-manager":
         before = case.hits("no-switch-to-manage")
+    elif hit.signature == "ray-vanished":
+        before = case.hits("watchdog-timeout", "watchdog-down")
+        dead = _DEAD_WORKER.search(hit.text)
+        if dead and any(f"pid={dead[1]}," in one.text or f"pid={dead[1]})" in one.text for one in before):
+            return True  # Ray passes a worker's last words on when it may have told of its end already
     else:
         return False
     # Of one file the order tells: the clocks of hosts, and of what passes lines on, differ.
@@ -152,6 +160,7 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
+_NOT_SAID = {"address": "a peer", "peer": "a peer", "host": "a host"}
 
 
 # What a title says of a hole, with the words that lead to it: left out where no line tells it.
@@ -163,8 +172,8 @@ def _title(template: str, hits: list[Hit]) -> str:
     names = set(_HOLE.findall(template))
     groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), None)
     if groups is None:
-        return _SAID.sub("", template)
-    return _HOLE.sub(lambda hole: shortened(groups[hole.group(1)], 80), template)
+        template, groups = _SAID.sub("", template), hits[0].groups
+    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), _NOT_SAID.get(hole.group(1), "?")), 80), template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

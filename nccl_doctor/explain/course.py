@@ -362,6 +362,10 @@ class Course:
         return bool(lasts) and all(self._overcome(name, last) for last in lasts)
 
     def _overcome(self, name: str, last: Hit) -> bool:
+        if name == "master-refused" and any(
+            last.file == one.file and last.line < one.line for one in self._case.hits("watchdog-timeout")
+        ):
+            return True  # a collective comes after the rendezvous
         if name in _RETRIES:
             return self.outlived(last)
         if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):

@@ -91,7 +91,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "gdr-disabled",
         "link-speed",
     ),
-    "net.peer-lost": ("peer-closed", "gloo-closed", "store-closed", "connect-refused"),
+    "net.peer-lost": ("peer-closed", "gloo-closed", "store-closed", "connect-refused", "rdzv-consequence"),
     "net.plugin": ("plugin-misfit", "ofi-error", "ofi-any", "libfabric-warn", "no-net-plugin", "network-used"),
     "net.mtu": ("qp-mtu", "ip-link-mtu", "ib-mtu-listing", "ping-loss"),
     "ib.gid-index": ("modify-qp", "ib-retry", "net-ib-using"),

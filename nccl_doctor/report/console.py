@@ -109,7 +109,7 @@ def _verdict(report: Report) -> Text:
     word, sentence = headline(report)
     mark, style = {"FAULTY": ("✗", "red"), "INCOMPLETE": ("?", "yellow")}.get(word, ("✓", "green"))
     text = Text(f"{mark} {word}", f"bold {style}").append(f": {visible(sentence)}", "bold")
-    warnings = sum(item.severity is Severity.WARN for item in report.causes)
+    warnings = len(alike([item for item in report.causes if item.severity is Severity.WARN]))  # as many as are listed
     if warnings and word != "FAULTY":
         text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow")
     return text

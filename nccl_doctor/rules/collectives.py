@@ -13,7 +13,7 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules.collective_failures import STUCK_IDS, failures, lost_hosts, ranks_of, unheard
 from nccl_doctor.rules.collective_rates import bus_bandwidth, events, rate, slow_hosts, wrong_results
-from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, facts_of, fleet_rule
 
 SHORT_RUN = ("allreduce", "allgather")  # what `check` measures
 
@@ -102,7 +102,7 @@ def _not_measured(facts: Mapping[str, Collectives]) -> str:
 
 def _other_pythons(fleet: Fleet, facts: Mapping[str, Collectives]) -> list[str]:
     """The Pythons that ran the ranks in the place of the examined ones."""
-    examined = {host.name: fact.python.executable for host in fleet.hosts if (fact := host.want(Software))}
+    examined = {host: fact.python.executable for host, fact in facts_of(fleet.hosts, Software).items()}
     return sorted({fact.python for name, fact in facts.items() if fact.python != examined.get(name, fact.python)})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nccl_doctor.facts.fold import fold
@@ -10,7 +10,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, facts_of, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import ONE_STREAM, untried
 
@@ -89,10 +89,9 @@ def _cut(fleet: Fleet) -> frozenset[Pair]:
 def _unconnected(hosts: tuple[Host, ...], plan: Plan) -> frozenset[Pair]:
     if "ports" not in plan.stages:
         return frozenset()
-    facts = {host.name: host.want(Links) for host in hosts}
     connected: dict[Pair, bool] = {}
-    for host, fact in facts.items():
-        for link in fact.links if fact is not None else ():
+    for host, fact in facts_of(hosts, Links).items():
+        for link in fact.links:
             pair = (host, link.peer)
             connected[pair] = connected.get(pair, False) or link.outcome == "ok"
     return frozenset(pair for pair, through in connected.items() if not through)
@@ -161,8 +160,8 @@ def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
 def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Finding]:
     """Interfaces at the two ends of a path that differ; towards another peer, or back, another one may be used."""
     mtus = {pair: path.interface_mtu for pair, path in paths.items() if 0 < path.interface_mtu < LOOPBACK_MTU}
-    known = ((host.name, links) for host in fleet.hosts if (links := host.want(Links)))
-    sources = {(name, link.address): link.source for name, links in known for link in links.links if link.source}
+    every = facts_of(fleet.hosts, Links).items()
+    sources = {(name, link.address): link.source for name, fact in every for link in fact.links if link.source}
 
     def is_way_back(pair: Pair) -> bool:
         back = paths[pair[::-1]].address
@@ -339,6 +338,7 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
+    failed: dict[Pair, str] = {}
     addresses: dict[Pair, str] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
@@ -346,10 +346,10 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
             if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
-                why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.lack(f"throughput to {flow.peer}", why, host)
+                failed[host, flow.peer] = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
         if not fact.flows:
             fleet.lack("throughput", "no flow was measured", host)
+    _lay_gaps(fleet, failed, rates)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)
@@ -369,6 +369,25 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
             ),
         )
+
+
+def _lay_gaps(fleet: Fleet, failed: Mapping[Pair, str], rates: Collection[Pair]) -> None:
+    """Note each transfer that was not measured at the host through whose end none was, else at the one that sent.
+
+    Whoever sends to a host behind a hole measured all that it could: a job without that host needs no more of it.
+    """
+    ends = {
+        pair: culprit.hosts
+        for culprit in blame({**dict.fromkeys(rates, False), **dict.fromkeys(failed, True)})
+        if culprit.known_end
+        for pair in culprit.pairs
+    }
+    for (source, peer), why in failed.items():
+        guilty = ends.get((source, peer), ())
+        if peer in guilty and source not in guilty:
+            fleet.lack(f"throughput from {source}", why, peer)
+        else:
+            fleet.lack(f"throughput to {peer}", why, source)
 
 
 def _mbits(rate: float) -> str:

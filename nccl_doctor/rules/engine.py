@@ -123,6 +123,11 @@ class Host:
         return cast(T, self._derived[derive])
 
 
+def facts_of(hosts: Iterable[Host], kind: type[F]) -> dict[str, F]:
+    """Host name -> fact, for the hosts that have it. For context only, as :meth:`Host.want`."""
+    return {host.name: fact for host in hosts if (fact := host.want(kind)) is not None}
+
+
 class Fleet:
     """All reached hosts, as fleet rules see them."""
 
@@ -168,8 +173,7 @@ class Fleet:
 
     def of_lost(self, kind: type[F]) -> dict[str, F]:
         """Host name -> fact, for the hosts that were lost after they had sent it. Other hosts' facts may refer to it."""
-        found = {name: Host(facts).want(kind) for name, facts in self.lost.items()}
-        return {name: fact for name, fact in found.items() if fact is not None}
+        return facts_of(map(Host, self.lost.values()), kind)
 
     def lack(self, what: str, why: str, *hosts: str) -> None:
         """Note what was not measured on these hosts: it becomes unknown in this rule's result."""

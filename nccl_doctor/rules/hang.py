@@ -125,7 +125,7 @@ def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
 
 
 def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
-    found = [fact for host in hosts if (fact := host.want(Job))]
+    found = engine.facts_of(hosts, Job).values()
     refused = sum(fact.refused.count for fact in found)
     if refused:
         return (

@@ -11,19 +11,19 @@ from nccl_doctor.facts.topology_matrix import Matrix
 from nccl_doctor.facts.topology_paths import near_nics, nvlinks, signature
 from nccl_doctor.rules import gpu_fleet
 from nccl_doctor.rules.drift import DriftRow, joined, row
-from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.engine import Host, facts_of
 from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
 from nccl_doctor.rules.topology_view import known_matrix
 
 
 def hardware_table(hosts: Sequence[Host], plan: Plan) -> tuple[DriftRow, ...]:
     """GPUs, models, driver, firmware, settings, topology, rails: one row each. A host that does not tell is left out."""
-    gpus = {host.name: fact for host in hosts if (fact := host.want(GpuFact)) and fact.nvml.outcome == "ok"}
+    gpus = {host: fact for host, fact in facts_of(hosts, GpuFact).items() if fact.nvml.outcome == "ok"}
     rows = list(gpu_fleet.table(gpus)) if gpus else []
     matrices = {host.name: matrix for host in hosts if (matrix := known_matrix(host))}
     if matrices:
         rows.append(_named(row("topology", {host: signature(matrix) for host, matrix in matrices.items()}), matrices))
-    fabrics = {host.name: fabric for host in hosts if (fabric := host.want(InfinibandFact))}
+    fabrics = facts_of(hosts, InfinibandFact)
     kinds = kinds_of_rails(fact for fact in fabrics.values() if fact.devices)
     found = {host: rails(fact, plan, kinds) for host, fact in fabrics.items()}
     if any(found.values()):

@@ -9,7 +9,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.drift import DriftRow, joined, quoted, row
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, facts_of, fleet_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE
 from nccl_doctor.rules.rails import Rail, apart, kinds_of_rails, rails
 
@@ -28,7 +28,7 @@ def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
 
 
 def _rails_of(hosts: tuple[Host, ...], plan: Plan) -> dict[str, list[Rail]]:
-    facts = {host.name: fact for host in hosts if (fact := host.want(InfinibandFact)) is not None}
+    facts = facts_of(hosts, InfinibandFact)
     kinds = kinds_of_rails(fact for fact in facts.values() if fact.devices)
     return {host: rails(fact, plan, kinds) for host, fact in facts.items()}
 

@@ -10,7 +10,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.drift import quoted, row
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, facts_of, fleet_rule, host_rule
 from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband_fleet import fleet_rails
 from nccl_doctor.rules.infiniband_view import own_rails, sysfs, with_devices
@@ -70,7 +70,7 @@ def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
     """GPUDirect RDMA works the same way everywhere: nvidia_peermem on all hosts or on none."""
     found = {host: ports for host, ports in fleet_rails(fleet).items() if ports}
     topology = fleet.every(TopologyFact)
-    gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
+    gpus = {host: fact for host, fact in facts_of(fleet.hosts, GpuFact).items() if fact.has_hardware}
     asked = [host for host in found if host in topology and host in gpus]
     for host in asked:
         if not modules_told(topology[host]):

@@ -119,6 +119,17 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact(f"how often the link of {few(untold)} goes down", "not counted at both readings")
 
 
+_EXPLAINED = (
+    "net.packet-loss",
+    "net.slow",
+    "net.latency",
+    "net.firewall",
+    "net.master-unreachable",
+    *(f"net.wrong-interface.{what}" for what in ("down", "none", "loopback", "local", "unreachable", "missing")),
+    "collectives",
+)
+
+
 def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:
     now = severity is Severity.FAIL
     return finding(
@@ -135,18 +146,5 @@ def _flapping(host: str, name: str, severity: Severity, title: str, count: str) 
                 host,
             ),
         ),
-        explains=(
-            "net.packet-loss",
-            "net.slow",
-            "net.latency",
-            "net.firewall",
-            "net.master-unreachable",
-            *(
-                f"net.wrong-interface.{what}"
-                for what in ("down", "none", "loopback", "local", "unreachable", "missing")
-            ),
-            "collectives",
-        )
-        if now
-        else (),
+        explains=_EXPLAINED if now else (),
     )

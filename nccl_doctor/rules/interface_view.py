@@ -23,7 +23,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of
 from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
 
 ALONE = "one host: nothing leaves it"  # why rules on what peers reach are skipped
@@ -63,7 +63,7 @@ def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
 
 
 def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
-    every = {host.name: links for host in hosts if (links := host.want(Links)) is not None}
+    every = facts_of(hosts, Links)
     doubtful = set(perhaps_limited(every))
     tried: dict[tuple[str, str, str], Link] = {}
     for source, links in sorted(every.items()):

@@ -11,7 +11,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED
 from nccl_doctor.rules.ranks import processes_of
 from nccl_doctor.rules.units import duration
@@ -79,7 +79,7 @@ def rendezvous(fleet: Fleet) -> Iterator[Finding]:
     for launcher in waiting_launchers(fleet):
         groups[launcher.endpoint].append(launcher)
     occupied = {host for host, _ in processes_of(fleet)}
-    idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in occupied]
+    idle = [host for host in facts_of(fleet.hosts, Job) if host not in occupied]
     short = {endpoint: group for endpoint, group in groups.items() if len(group) < group[0].hosts_wanted}
     if len(short) > 1 and sum(map(len, short.values())) <= max(group[0].hosts_wanted for group in short.values()):
         yield _different_endpoints(short)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -241,20 +242,27 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
 
 
 def _by_peer(gaps: Mapping[tuple[str, str], tuple[set[str], set[str]]], names: set[str]) -> tuple[Unknown, ...]:
-    """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands."""
-    grouped: dict[tuple[str, str], tuple[set[str], set[str], set[str]]] = {}
+    """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands.
+
+    What one host lacks to and from all others are two; more than two are told together, peers and hosts apart.
+    """
+    grouped: dict[tuple[str, str], dict[tuple[str, ...], tuple[set[str], set[str]]]] = {}
     for (what, why), (hosts, stages) in gaps.items():
         head, _, last = what.rpartition(" ")
         peer = last if head and last in names else ""
-        found = grouped.setdefault((head if peer else what, why), (set(), set(), set()))
-        for known, more in zip(found, (hosts, stages, {peer} if peer else set()), strict=True):
-            known.update(more)
-    return tuple(
-        Unknown(
-            f"{what} {fold_names(peers)}" if peers else what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages))
-        )
-        for (what, why), (hosts, stages, peers) in sorted(grouped.items())
-    )
+        groups = grouped.setdefault((head if peer else what, why), {})
+        found = groups.setdefault(tuple(sorted(hosts)), (set(), set()))
+        found[0].update(stages)
+        found[1].update([peer] if peer else ())
+    told = []
+    for (what, why), groups in sorted(grouped.items()):
+        if len(groups) > 2:
+            every = [set(itertools.chain.from_iterable(sets)) for sets in (groups, *zip(*groups.values(), strict=True))]
+            groups = {tuple(sorted(every[0])): (every[1], every[2])}
+        for where, (stages, peers) in sorted(groups.items()):
+            text = f"{what} {fold_names(peers)}" if peers else what
+            told.append(Unknown(text, where, why, stages=tuple(sorted(stages))))
+    return tuple(told)
 
 
 def _stage(

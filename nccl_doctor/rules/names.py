@@ -16,7 +16,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Links, Names, Resolution, Resolver, parsed
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of, fleet_rule, host_rule
 from nccl_doctor.rules.mesh_pairs import unasked
 
 # A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
@@ -263,11 +263,11 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
     fleet.need_several()
     seen = fleet.every(Names)
     resolver = Resolver(seen, fleet.of_lost(Names))
-    links = {host.name: host.want(Links) for host in fleet.hosts}
+    links = facts_of(fleet.hosts, Links)
     strangers = {
         (link.peer, link.address, host)
         for host, fact in links.items()
-        for link in (fact.links if fact else ())
+        for link in fact.links
         if link.outcome == "wrong-peer"
     }
     for name in resolver.names():
@@ -281,7 +281,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
                 hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
             for host in hosts:
                 if host != name:
-                    yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
+                    yield from _wrong_address(host, name, addresses, resolver, seen, links.get(host))
 
 
 def _wrong_address(

@@ -28,8 +28,7 @@ def of_fleet(fleet: engine.Fleet) -> tuple[tuple[HostNeeds, ...], tuple[Attempt,
     """As :func:`of_bundle`, of hosts whose facts the rules have read already."""
     # Rails by what the boards are, not by an NCCL_IB_HCA that somebody has set: that is what is to be judged.
     plan = msgspec.structs.replace(fleet.plan, env={})
-    fabrics = [fact for host in fleet.hosts if (fact := host.want(InfinibandFact)) is not None]
-    kinds = rails.kinds_of_rails(fabrics)
+    kinds = rails.kinds_of_rails(engine.facts_of(fleet.hosts, InfinibandFact).values())
     needs = tuple(_needs(host, fleet.plan, plan, kinds) for host in fleet.hosts)
     return needs, interface_view.attempts(fleet)
 

@@ -9,7 +9,7 @@ from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
 from nccl_doctor.rules.mesh_pairs import LATE_COUNT, in_doubt, late_hosts, untried
 
@@ -107,7 +107,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
 
 def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
     """How many of the ports that a host listens on were tried by no other host."""
-    listening = next((host.want(Listening) for host in fleet.hosts if host.name == server), None)
+    listening = facts_of(fleet.hosts, Listening).get(server)
     tried = [
         fact.swept.get(server, 0)
         + len({link.port for link in fact.links if link.peer == server and link.purpose == "ephemeral"})
@@ -118,7 +118,7 @@ def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
 
 def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     """Note the hosts that did not try the master port although the master listened on it."""
-    listening = next((host.want(Listening) for host in fleet.hosts if host.name == fleet.plan.master), None)
+    listening = facts_of(fleet.hosts, Listening).get(fleet.plan.master)
     if listening is None or listening.master is None or listening.master.outcome != "ok":
         return  # the rule of the master port says why nobody could try
     accounted = {host for host, link in tried if link.purpose == "master"} | {fleet.plan.master}

@@ -14,7 +14,7 @@ from nccl_doctor.facts.model import NO_WAY_OUT, Plan, Reach, ReachOutcome
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.names import BadName
 from nccl_doctor.rules.doing import Doing, is_worker, looks
-from nccl_doctor.rules.engine import Fleet, Host
+from nccl_doctor.rules.engine import Fleet, Host, facts_of
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -253,7 +253,7 @@ def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
 
 
 def _processes(hosts: tuple[Host, ...], plan: Plan) -> tuple[tuple[str, Process], ...]:
-    return tuple(_once({host.name: fact for host in hosts if (fact := host.want(Job))}))
+    return tuple(_once(facts_of(hosts, Job)))
 
 
 def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
@@ -262,14 +262,14 @@ def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
 
 
 def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
-    known = {host.name: fact for host in hosts if (fact := host.want(Job))}
+    facts = facts_of(hosts, Job)
     grouped: dict[tuple[str, int], list[tuple[str, Process]]] = defaultdict(list)
-    for host, process in _numbered(list(_once(known))):
+    for host, process in _numbered(list(_once(facts))):
         if process.role == "rank" and first_of(process, _RANK) is not None and not _outlived_its_rank(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
     gone = {name: facts.reach for name, facts in hosts[0].gone.items()} if hosts else {}
-    built = [_build(id, world, members, known, gpus, gone) for (id, world), members in grouped.items()]
+    built = [_build(id, world, members, facts, gpus, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))

@@ -135,7 +135,8 @@ def _paths(entries: tuple[Filesystem, ...], one: Filesystem) -> str:
 
 
 def _disk(host: Host, entry: Filesystem, paths: str) -> Iterator[Finding]:
-    where = f"{entry.mount} ({entry.type} {entry.source})" if entry.mount else entry.looked_at
+    kind = " ".join(dict.fromkeys((entry.type, entry.source)))  # a tmpfs is its own source
+    where = f"{entry.mount} ({kind})" if entry.mount else entry.looked_at
     free, place = size(entry.free_bytes), shell_word(entry.looked_at)
     proof = (
         f"{where}: {free} free of {size(entry.size_bytes)}, {entry.inodes_free} of {entry.inodes} inodes free; holds {paths}",

@@ -8,7 +8,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces, Route
 from nccl_doctor.facts.mesh import Link, Links, parsed
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, SkipRule, facts_of, fleet_rule
 
 _FAILED = ("timed-out", "unreachable")
 _EXPLAINS = (
@@ -32,7 +32,7 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     """
     fleet.need_several()
     tried = fleet.every(Links)
-    if "interfaces" not in fleet.plan.stages and not any(host.want(Interfaces) for host in fleet.hosts):
+    if "interfaces" not in fleet.plan.stages and not facts_of(fleet.hosts, Interfaces):
         raise SkipRule("routes are asked for in the interfaces stage, which was left out")
     facts = fleet.every(Interfaces)
     macs = {

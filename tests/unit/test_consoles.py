@@ -127,6 +127,17 @@ def test_of_one_fix_for_many_hosts_the_words_stand_once_and_what_is_cut_is_count
     assert page.count("2s/.*/") == 20 and "... and 10 more: check --from BUNDLE --verbose" in page
 
 
+def test_as_many_warnings_are_counted_as_are_listed() -> None:
+    builder = Builder()
+    for host in ("gpu02", "gpu03"):
+        builder.probes[host]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
+    report = judge(builder.bundle())
+    assert len(report.causes) == 2
+    consoles.render(report, console := screen())
+    told = shown(console)
+    assert "asked for. 1 warning.\n" in told and "\n  1  host.clock-offset " in told and "\n  2  " not in told
+
+
 def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:
     fix = Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset; " * 4 + "true", "a")
     item = finding("net.firewall.dropped", Severity.FAIL, "dropped", [LINE], hosts=["a"], fixes=[fix])

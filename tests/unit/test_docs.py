@@ -59,7 +59,7 @@ def test_a_playbook_on_a_terminal_has_all_words_and_no_long_prose(id: str) -> No
 
 def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
     body = "## H\none two\nthree `a b` x\n- four five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
-    book = playbooks.Playbook("i", "t", "a", "fail", (), (), body)
+    book = playbooks.Playbook("i", "t", "a", "fail", body)
     assert text(book, 10).partition("\n\n")[2] == (
         "## H\none two\nthree\n`a b` x\n- four\n  five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
     )

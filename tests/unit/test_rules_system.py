@@ -253,6 +253,11 @@ def test_disks(entry: Filesystem, id: str | None) -> None:
     assert [item[0] for item in ids(run("storage.disks", host(filesystems=(entry,))))] == ([id] if id else [])
 
 
+def test_a_tmpfs_is_named_once() -> None:
+    full = disk(free_bytes=0, mount="/tmp", type="tmpfs", source="tmpfs")
+    assert only(run("system.disks", host(filesystems=(full,)))).title.startswith("/tmp (tmpfs) is full")
+
+
 def test_one_full_disk_is_one_finding_whatever_lies_on_it() -> None:
     entries = tuple(
         disk(role=role, path=path, free_bytes=0) for role, path in (("/tmp", "/tmp"), ("cache", "/root/.cache"))

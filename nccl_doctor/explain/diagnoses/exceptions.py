@@ -198,10 +198,22 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     cut = [item for item in case.summary.tracebacks if not item.type and not case.exceptions.is_of_launcher(item)]
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
-        hits = [item.hit for item in cut]
+        hits = _evidence(cut)
         ranks = ranks_of(hits)
         yield Candidate("app.rank-exception", 0.34, title, hits, ranks)
         yield Candidate("unrelated", 0.3, title, hits, ranks)
+
+
+@diagnosis
+def started_by_a_parent_that_has_gone(case: Case) -> Iterable[Candidate]:
+    """A process that multiprocessing started could not read what it should run: its parent had failed meanwhile."""
+    orphans = [item for item in case.summary.tracebacks if case.exceptions.is_orphans(item)]
+    if orphans and not case.exceptions.ordinary:
+        title = (
+            "a process ended while it started another one, which only tells that it had gone; why, its own lines say"
+        )
+        for cause, strength in (("app.rank-exception", 0.42), ("unrelated", 0.38)):
+            yield Candidate(cause, strength, title, _evidence(orphans))
 
 
 def _kind(item: Traceback) -> tuple[str, str]:

@@ -52,6 +52,8 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     ),
     # What is left of graph/ reads /sys and asks NVML.
     (r"graph/|topo|xml", "sys.container", 0.45, "NCCL cannot make out this machine as /sys shows it here"),
+    # NCCL goes on without DMA-BUF and cuMem; before 2.18 it joined the value and "libcuda.so" without a slash.
+    (r"NCCL_CUDA_PATH='?/", "env.bad-nccl-var", 0.45, "NCCL_CUDA_PATH does not lead to the driver's libcuda.so"),
     (r"cudawrap|CUDA driver|prior to CUDA", "gpu.driver", 0.56, "the driver lacks what NCCL asks of it"),
     (r"alloc\w* (?:failed|returned null)|alloc\([^)]*\) returned null", "sys.host-oom", 0.5, "NCCL got no host memory"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),

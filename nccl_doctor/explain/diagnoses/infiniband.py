@@ -157,6 +157,16 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
+    """rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever
+    state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
+    hits = case.hits("verbs-abi")
+    if hits:
+        title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
+        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), final=True)
+
+
+@diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [
@@ -204,7 +214,7 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
         yield Candidate("ib.gdr", 0.66, title, hits, *who)
     elif access:
         yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
-    elif hits:
+    elif other or (events and not case.has("ib-local-protection")):
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
         title = "the two ends of a RoCE path have different MTUs"  # if RoCE it is
         yield Candidate("net.mtu", 0.45 if infiniband else 0.6 if _roce(case) else 0.56, title, hits, *who)
@@ -280,7 +290,7 @@ def adapter_is_full(case: Case) -> Iterable[Candidate]:
 def only_flushed(case: Case) -> Iterable[Candidate]:
     """Only flushed requests (status 5) are in sight: the queue pair failed before, and what failed it is in no line here."""
     hits = case.hits("ib-flush")
-    if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error"):
+    if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error", "adapter-failed"):
         return
     for cause, strength, phrase in (
         ("ib.retry-exceeded", 0.46, "requests were flushed after the connection to a peer had failed"),

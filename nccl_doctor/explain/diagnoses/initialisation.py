@@ -77,12 +77,15 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         return
     if not case.has("nccl-init-start"):
         if case.course.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
-            yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("bootstrap-using", "network-used")[:2])
+            phrase, failed = _connecting(case)
+            began = case.hits("bootstrap-using", "network-used")[:2]
+            yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *began])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
     if len(started) >= size and case.course.unfinished:
-        yield from _stuck(case, _CONNECTING, _INIT_STUCK_NET, case.hits("nccl-init-start")[:2])
+        phrase, failed = _connecting(case)
+        yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *case.hits("nccl-init-start")[:2]])
     if len(started) < size and case.course.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
@@ -187,6 +190,12 @@ def _idle_after(case: Case) -> Iterable[Candidate]:
     elif case.course.only_began:
         phrase = "if the job stands still after NCCL was initialised: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, began, IF_IT_HANGS)
+
+
+def _connecting(case: Case) -> tuple[str, list[Hit]]:
+    """What to say of ranks that began and did not end it: NCCL gave up on a connection, or nothing tells that it did."""
+    failed = [hit for hit in case.hits("proxy-failed") if "Connect" in hit.text]
+    return ("NCCL gave up while it connected its channels", failed[:3]) if failed else (_CONNECTING, [])
 
 
 def _stuck(

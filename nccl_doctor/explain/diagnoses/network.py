@@ -99,8 +99,13 @@ def _joined_across_hosts(case: Case) -> bool:
 @diagnosis
 def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
+    called = case.hits("mpi-daemon-address") if case.has("mpi-connect") else []
+    alone = [hit for hit in called if re.fullmatch(r"[\d.]+:\d+.*", hit.groups["addresses"])]
     hits = case.hits(*_UNREACHABLE)
     odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
+    if any(is_local_only(hit.groups["addresses"]) for hit in alone):
+        title = f"mpirun calls its daemons back to {alone[0].groups['addresses'][:40]}, an address that exists only inside its host"
+        yield Candidate("net.wrong-interface", 0.8, title, [*alone[:2], *case.hits("mpi-connect")[:2]])
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(
             "net.wrong-interface",
@@ -380,9 +385,13 @@ def different_networks(case: Case) -> Iterable[Candidate]:
     lacking = used.get("Socket", {})
     others = {name: hosts for name, hosts in used.items() if name != "Socket" and hosts.keys() - lacking.keys()}
     clash = [hit for hit in case.hits("net-types-differ") if {hit.groups["got"], hit.groups["wanted"]} == {"3", "4"}]
-    if not (lacking and others) and not clash:
-        return
     failing = case.has(*_FAILING) or case.course.unfinished
+    if not (lacking and others) and not clash:
+        if len(others) > 1 and not lacking and len(set().union(*others.values())) == sum(map(len, others.values())):
+            title = f"hosts use different network code ({' and '.join(sorted(others))}): a plugin is loaded on a part of them"
+            lines = [hit for hosts in others.values() for hit in list(hosts.values())[:2]]
+            yield Candidate("net.plugin", 0.66 if failing else 0.45, title, lines, hosts=hosts_of(lines))
+        return
     verbs = not others or any(name.startswith("IB") for name in others)
     lines = [hit for hosts in ({"Socket": lacking} | others).values() for hit in list(hosts.values())[:2]]
     yield Candidate(

@@ -211,7 +211,8 @@ def store_waits_from_the_start(case: Case) -> Iterable[Candidate]:
 
     Only candidates: a rank that is late looks the same.
     """
-    hits = [hit for hit in case.hits("socket-timeout") if "Socket Timeout" in hit.text or "keys:" in hit.text]
+    of_store = ("Socket Timeout", "keys:", "waitForInput")
+    hits = [hit for hit in case.hits("socket-timeout") if any(words in hit.text for words in of_store)]
     if hits and not case.has("progress", "nccl-init-complete", "watchdog-timeout", "joined-partly"):
         title = "the store gave no answer in time: other ranks never came to it"
         yield Candidate("launch.world-size", 0.33, title, hits, *speakers(hits))

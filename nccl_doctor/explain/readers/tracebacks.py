@@ -52,6 +52,9 @@ class Tracebacks:
         self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
         # By process, its last exception, whose message may go on, and the indent of its lines.
         self._told: dict[str, tuple[int, str]] = {}
+        self._begun: tuple[str, str, int] | None = (
+            None  # a traceback just begun: process, the same with its prefix, line
+        )
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
 
     def reading(self) -> bool:
@@ -68,6 +71,8 @@ class Tracebacks:
             self._begin(key, said)
             return
         lead, line.body = self._leads.split(line.body)
+        if self._begun:
+            self._drop_lead(key, lead, said)
         key += lead
         body = line.body
         block = self._open.get(key)
@@ -103,6 +108,16 @@ class Tracebacks:
             hit = self._kept.hit("traceback", said)
             self._open[key] = _Open(hit, indent, mixed, process in self._ignored)
             self._ignored.discard(process)
+            self._begun = (process, key, said.number) if lead else None
+
+    def _drop_lead(self, process: str, lead: str, said: Said) -> None:
+        """What stood before ``Traceback`` was no prefix, but the end of another process's line: the frames lack it."""
+        whose, key, number = self._begun or ("", "", 0)
+        frame = not lead and process == whose and _FRAME.match(said.line.body)
+        if frame and process not in self._open and key in self._open:
+            self._open[process] = self._open.pop(key)
+        if lead or frame or said.number > number + 1:  # a blank line, whatever its prefix, may stand between
+            self._begun = None
 
     def _inside(self, block: _Open, key: str, said: Said) -> None:
         body = said.line.body.removeprefix(block.indent)
@@ -137,7 +152,19 @@ class Tracebacks:
         block = self._open.pop(key)
         if block.frames:
             frames = tuple(block.frames[-FRAMES_KEPT:])
-            self._found.append(Traceback("", "", block.hit, block.hit.line, block.where, block.function, frames))
+            last = None if block.mixed else block.code
+            self._found.append(
+                Traceback(
+                    "",
+                    "",
+                    block.hit,
+                    block.hit.line,
+                    block.where,
+                    block.function,
+                    frames,
+                    more=() if last is None else (self._kept.hit("exception", last),),
+                )
+            )
 
     def _goes_on(self, index: int, said: Said) -> None:
         item = self._found[index]

@@ -7,7 +7,7 @@ import re
 from nccl_doctor.explain.signatures import says
 
 # A program that tells what it could not import and says that it does not need it
-_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b")
+_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b|entrypoint\.d/")
 
 says(
     "fingerprint-mismatch",
@@ -103,6 +103,7 @@ says(
     "DataLoader worker (pid(s) {pids}) exited unexpectedly",
     "DataLoader worker (pid {pid:int}) exited unexpectedly",
     "DataLoader worker exited unexpectedly",
+    "ERROR: Unexpected {what} encountered in worker.",
     "DataLoader timed out after {seconds:int} seconds",
     "Caught {name:word} in DataLoader worker process {index:int}",
     "Pin memory thread exited unexpectedly",
@@ -112,7 +113,7 @@ says(
     why="A worker process was killed by a signal, exited or gave no batch in time.",
     # Interrupt, Terminated, Hangup: it was stopped together with its job.
     where=lambda groups, line: (
-        not any(word in line for word in ("Caught", "Bus error", "Interrupt", "Terminated", "Hangup"))
+        not any(word in line for word in ("Caught", "Bus error", "bus error", "Interrupt", "Terminated", "Hangup"))
     ),
 )
 says(
@@ -290,6 +291,18 @@ says(
     strength=0.85,
     title="numbers went wrong: NaN or infinity in loss or gradients",
     why="A numerical failure; collectives only pass it on.",
+    where=lambda groups, line: (
+        "inconsistent between workers" not in line and not line.rstrip().endswith("raise FloatingPointError(")
+    ),
+)
+says(
+    "gradients-differ",
+    "gradients are inconsistent between workers",
+    "grad_norm across the workers:",
+    cause="app.collective-mismatch",
+    strength=0.72,
+    title="the norm of the gradients differs between the ranks: they did not reduce the same gradients",
+    why="fairseq compares the reduced norms: parameters that some ranks did not use (--ddp-backend=legacy_ddp reduces them all), GPUs of several generations, or NaN on one rank.",
 )
 says(
     "uneven",
@@ -443,6 +456,7 @@ says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
+    "execvp error on file {program} (No such file",  # Hydra
     ": line {number:int}: {program}: No such file or directory",
     "execve(): {program}: Permission denied",
     "execve(): {program}: Exec format error",
@@ -540,7 +554,10 @@ says(
     ),
 )
 # DeepSpeed's least scale unless told otherwise. Of a larger one, hysteresis keeps the same number after an overflow.
-_LOWEST_SCALE = re.compile(r"loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?(?!\.?\d)")
+# apex has no least scale: it starts at 65536, and halves it below 1 where all steps overflow.
+_LOWEST_SCALE = re.compile(
+    r"loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?(?!\.?\d)|reducing loss scale to (?:0\.\d|\d[\d.]*e-\d)"
+)
 says(
     "loss-scale",
     "Attempted loss scale",
@@ -548,9 +565,10 @@ says(
     "decreasing to minimum",
     "OverflowError",
     "loss scale{}minimum",
+    "reducing loss scale to ",
     cause="app.nan-or-data",
     strength=0.84,
-    title="the loss scale fell to its minimum: gradients overflow",
+    title="the loss scale fell to its minimum (or below 1): gradients overflow",
     why="Every step overflows: the numbers diverged.",
     where=lambda groups, line: "minimum" in line.lower() or _LOWEST_SCALE.search(line) is not None,
 )

@@ -319,6 +319,7 @@ says(
 )
 says(
     "nccl-abort",
+    " rank {rank:int} nranks {nranks:int} cudaDev {device} busId {bus:hex} - Abort COMPLETE",
     "Abort COMPLETE",
     "Abort START",
     "Revoke START",

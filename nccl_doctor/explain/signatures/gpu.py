@@ -254,6 +254,14 @@ says(
     where=lambda groups, line: "transport/p2p" not in line,
 )
 says(
+    "container-without-gpu",
+    "The NVIDIA Driver was not detected.",  # NVIDIA's images, also where no GPU is needed
+    cause="sys.container",
+    strength=0.44,
+    title="the container was started without GPUs",
+    why="The image's entrypoint finds no driver: the container runtime's hook for GPUs did not run. Harmless in a launcher that computes nothing.",
+)
+says(
     "no-gpu",
     "No CUDA GPUs are available",
     "no CUDA-capable device is detected",
@@ -435,7 +443,6 @@ says(
     "cudaErrorNoKernelImageForDevice",
     "cudaErrorCompatNotSupportedOnDevice",
     "cudaErrorUnsupportedPtxVersion",
-    "hipIpcGetMemHandle failed",
     "unsatisfied condition: cuda>=",
     "Failed to initialize NVML: Driver",
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
@@ -472,6 +479,16 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "hip-ipc",
+    "hipIpcGetMemHandle failed",
+    "hipIpcGetMemHandle -> {code:int}",
+    "hipIpcOpenMemHandle failed",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="HIP cannot share a GPU's memory with another process: peer-to-peer does not work",
+    why="Seen with the distribution's own amdgpu module instead of ROCm's, and in containers without --ipc=host.",
 )
 says(
     "p2p-import-refused",

@@ -23,6 +23,12 @@ says(
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
+    "long-mount-lines",
+    "Unexpected end of /proc/mounts line",
+    role=H,
+    why="hwloc (of Open MPI) cuts the long lines of container layers in /proc/mounts, and needs only those of cgroup and cpuset.",
+)
+says(
     "old-verbs-library",
     "NCCL INFO dlvsym failed on ",
     role=H,
@@ -175,6 +181,13 @@ says(
     why="Open MPI tells which transport or component it goes without; UCX, TCP or shared memory carry its messages. NCCL uses neither.",
 )
 says(
+    "ucx-of-another-version",
+    "version is incompatible: required >= {required:num}, actual {actual:num}",
+    "version is incompatible, required: {required:num}, actual: {actual:num}",
+    role=H,
+    why="UCX runs with an older libucp than its caller was built with: not supported, and mostly without effect.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,
@@ -198,17 +211,16 @@ says(
 )
 says(
     "port-settings-changed",
-    "async event : client reregistration",
-    "async event: client reregistration",
-    "async event : lid change",
-    "async event: lid change",
-    "async event : sm change",
-    "async event: sm change",
-    "async event : pkey change",
-    "async event: pkey change",
-    "async event : GID table change",
-    "async event: GID table change",
-    "async event : gid table change",
+    # The words of rdma-core's ibv_event_type_str().
+    "async event{}client reregistration",
+    "async event{}LID change",
+    "async event{}SM change",
+    "async event{}P_Key change",
+    "async event{}GID table change",
+    "async event{}communication established",
+    "async event{}send queue drained",
+    "async event{}last WQE reached",
+    "async event{}path migrated",
     "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
     role=H,
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",
@@ -347,6 +359,18 @@ says(
     "Grad strides do not match bucket view strides",
     role=H,
     why="DDP copies gradients whose layout in memory is not that of their bucket: a little time, no failure.",
+)
+says(
+    "cuda-library-not-found",
+    "NCCL WARN Failed to find CUDA library",
+    role=H,
+    why="NCCL goes on without CUDA's driver interface (no cuMem, no DMA-BUF). Releases up to 2.20 look for libcuda.so, which many containers and WSL2 lack, not for libcuda.so.1.",
+)
+says(
+    "tokenizers-forked",
+    "The current process just got forked, after parallelism has already been used",
+    role=H,
+    why="The tokenizers turn their threads off in a forked process (DataLoader worker). TOKENIZERS_PARALLELISM=false quiets them.",
 )
 says(
     "helper-ended",

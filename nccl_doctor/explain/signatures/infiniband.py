@@ -165,14 +165,21 @@ says(
     "NET/IB: {}Port recovery failed for",
     "failed devices out of",
     "IBV_EVENT_PORT_ERR",
-    "async fatal event: device fatal",
-    "Got async event : device fatal",
-    "local catastrophic error",
     "Received async event{}port error",
     cause="ib.port-down",
     strength=0.93,
     title="an InfiniBand/RoCE port failed while the job ran",
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
+)
+says(
+    "adapter-failed",
+    "async fatal event: device fatal",
+    "Got async event : device fatal",
+    "local catastrophic error",  # what libibverbs calls IBV_EVENT_DEVICE_FATAL
+    cause="ib.port-down",
+    strength=0.93,
+    title="a network adapter failed while the job ran",
+    why="The adapter reported a fatal error of its own (firmware or hardware): all its ports are gone until it is reset. The kernel log says more.",
 )
 says(
     "ib-no-way-left",
@@ -335,6 +342,7 @@ says(
     "no suitable GID",
     "GID not found",
     "Failed to find GID",
+    "GID: 00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00",  # perftest
     "could not find a GID",
     "gid index {}is invalid",
     "Invalid GID index",
@@ -735,11 +743,15 @@ says(
     "failed to create group{}SHARP",
     "sharpd{}rror",
     "SHARP job",
+    "ERROR sharp_",
+    "ERROR SHArP Job",
+    "ERROR Job error in sharp_",
+    "ERROR Failed to lock SAT tree",
     cause="net.plugin",
     strength=0.72,
     title="SHARP (CollNet) could not be used",
     why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
+    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot|ERROR", line)),
 )
 _PEER_GONE = re.compile(
     r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"
@@ -818,6 +830,11 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "verbs-abi",
+    "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
+    why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
+)
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",

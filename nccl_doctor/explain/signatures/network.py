@@ -53,6 +53,31 @@ says(
     where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
+    "hydra-connect",
+    'unable to connect from "{own}" to "{host}" ({error})',
+    cause="net.master-unreachable",
+    strength=0.74,
+    title="{own} cannot connect back to mpiexec on {host}: {error}",
+    why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
+)
+says(
+    "launcher-ssh-failed",
+    "Command 'ssh -o PasswordAuthentication=no {host} hostname' returned non-zero exit status",  # DeepSpeed
+    "unable to run bstrap_proxy on {host} (pid",  # Intel MPI
+    cause="net.master-unreachable",
+    strength=0.76,
+    title="the launcher cannot start anything on {host}: mostly ssh without a password is not set up",
+    why="The launcher logs in to every host of its list, the own one included, before it starts a rank.",
+)
+says(
+    "supervisor-not-reached",
+    "cannot connect to supervisor",  # Xinference
+    cause="net.master-unreachable",
+    strength=0.78,
+    title="a worker cannot connect to its supervisor",
+    why="The supervisor is not up, its address means another host from here, or one of its ports is blocked (Xinference uses several).",
+)
+says(
     "no-route-ssh",
     "ssh: connect to host {host} port {port:int}: {error}",
     cause="net.master-unreachable",
@@ -90,6 +115,7 @@ says(
     "Call to connect failed : Connection timed out",
     "Call to connect timeout : Connection timed out",
     "dest_addr={address}) failed: Connection timed out",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection timed out",  # Open MPI
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
@@ -117,6 +143,7 @@ says(
     "(errno: 113 - No route to host)",
     "[Errno 113] No route to host",
     "dest_addr={address}) failed: No route to host",  # UCX
+    "_complete_connect] connect() to {address} failed: No route to host",  # Open MPI
     cause="net.firewall",
     strength=0.66,
     title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
@@ -139,6 +166,7 @@ says(
     "onnect to {address} returned Connection refused, exceeded",
     "returned Connection refused, exceeded error retry count",
     "dest_addr={address}) failed: Connection refused",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection refused",  # Open MPI
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
@@ -261,6 +289,7 @@ says(
     "nodename nor servname provided",
     "Could not resolve hostname",
     "unable to resolve host",
+    "unable to get host address",  # Hydra
     "getaddrinfo failed",
     "gaierror",
     "error encountered when getting address info",

@@ -21,6 +21,7 @@ def _no_image(line: str) -> bool:
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
+    "down*{}Not responding",  # sinfo
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
@@ -247,6 +248,14 @@ says(
     why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
 )
 says(
+    "slurm-node-described-otherwise",
+    "Node configuration differs from hardware: {difference}",
+    cause="unrelated",
+    strength=0.5,
+    title="slurm.conf describes the node otherwise than its hardware is: {difference}",
+    why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
+)
+says(
     "slurm-not-there",
     "Munge encode failed",
     "Unable to contact slurm controller",
@@ -274,12 +283,13 @@ says(
     "reached the specified backoff limit",
     " FAILED {}:",
     "JobState=FAILED",
+    "(status: FAILED",  # SkyPilot: FAILED, FAILED_SETUP, FAILED_DRIVER
     " exited on signal {signal:int}",
     role=Role.SYMPTOM,
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
     where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|signal", line) is not None
+        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
     ),
 )
 says(

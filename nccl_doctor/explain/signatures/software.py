@@ -214,6 +214,7 @@ says(
 says(
     "nccl-internal",
     "internal error - please report this issue to the NCCL developers",
+    "Test NCCL failure {place} 'internal error'",
     "ncclInternalError: Internal check failed",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
@@ -225,6 +226,7 @@ says(
 says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
+    "*** SIGSEGV (@",  # glog's handler
     "exitcode  : -11",
     "exitcode: -11",
     "return code = -11",
@@ -316,7 +318,8 @@ says(
         )
         and not re.search(
             r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|"  # no part of a job's path
-            r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe",
+            r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe|"
+            r"Failed to find CUDA library",  # NCCL goes on without it
             line,
         )
     ),
@@ -333,7 +336,8 @@ says(
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
         bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
-        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?![\w-])", line))  # a function; a host may be called nccl-0
+        # a function: no type of a parameter, and no host that is called nccl-0
+        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
 )
@@ -346,6 +350,16 @@ says(
     strength=0.66,
     title="an internal assertion of torch failed",
     why="torch's own consistency check failed: a bug of that release, or a use it did not foresee.",
+)
+says(
+    "crash-while-finalizing",
+    "Python runtime state: finalizing",
+    "at interpreter shutdown, possibly due to daemon threads",
+    role=Role.SYMPTOM,
+    cause="app.rank-exception",
+    strength=0.36,
+    title="Python crashed while it ended: a thread of a library outlived the interpreter; why the program ended, the log does not say",
+    why="The program was over, well or by an exception, when a thread that still ran asked for the interpreter.",
 )
 says(
     "crash-handler",

@@ -30,6 +30,8 @@ says(
 says(
     "stack-debugger",
     "stop reason = signal SIGSTOP",
+    "(gdb) bt",
+    "(gdb) thread apply",
     " (Thread 0x{thread:hex} (LWP {pid:int})",  # newer: the name of the thread behind it
     why="lldb or gdb was attached to a process; the stack of this thread follows.",
 )

@@ -21,6 +21,7 @@ says(
     "Caught collective operation timeout",
     "timeout watchdog detected operation timeout",
     "collective operation timed out",
+    "timeout: WorkNCCL({work}) ran for {ms:int} milliseconds before timing out",  # another process wrote into the line
     "NCCLX operation timed out",  # TorchComms, 2026
     "RCCLX operation timed out",
     role=S,
@@ -245,6 +246,17 @@ says(
     fold="terminated by SIGTERM",
     why="The process was stopped from outside: a victim.",
 )
+says(
+    "colossalai-failed",
+    "Error: failed to run torchrun {command} on {host}",
+    "Error: failed to run torchrun",
+    role=S,
+    cause="app.rank-exception",
+    strength=0.4,
+    fold="the launcher reports a failed process",
+    title="colossalai's launcher says that torchrun failed on {host}; why, it does not say",
+    why="colossalai run starts torchrun on each host (over ssh elsewhere) and swallows what it said: start that torchrun there by hand.",
+)
 _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself
 says(
     "child-terminated",
@@ -327,6 +339,7 @@ says(
     "Timed out waiting {} for send operation to complete",
     "Timed out waiting {}ms for",
     "waitForInput: socket {} timed out after",
+    "waitForInput: poll for socket {} returned 0, likely a timeout",
     "NCCL timeout in: ",
     "aborting after {hours:int}:{minutes:int}:{seconds:num}!",  # torchft
     "NCCL timeout when waiting for nonblocking call",
@@ -341,6 +354,8 @@ says(
     "unique-id",
     "store->get('{key}') got error",
     "retrieving ncclUniqueId from [0] via c10d key-value store",
+    "This may indicate a possible application crash on rank 0 or a network set up issue",
+    "frame #{frame:int}: c10d::ProcessGroupNCCL::broadcastUniqueNCCLID(",  # a frame of what a store's get() threw
     role=S,
     cause="net.peer-lost",
     strength=0.33,

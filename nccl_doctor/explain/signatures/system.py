@@ -187,7 +187,9 @@ says(
     where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
 )
 
-SHELL_KILLED = re.compile(r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )Killed(?:\s{2,}\S.*)?\s*$")
+SHELL_KILLED = re.compile(  # in a paste, perhaps in bold type
+    r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )(?:Killed(?:\s{2,}\S.*)?|[*_`]{1,3}Killed[*_`]{1,3})\s*$"
+)
 says(
     "shell-killed",
     "Killed",

@@ -243,14 +243,38 @@ def test_harmless_lines_come_with_their_condition() -> None:
     assert any("libnccl-net.so" in note and "EFA" in note for note in got.notes) and got.overcome == ()
 
 
-def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean() -> None:
-    got = explain_text(
-        "[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides. This may indicate\n"
-    )
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        ("[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides.", "layout in memory"),
+        ("The current process just got forked, after parallelism has already been used.", "forked process"),
+    ],
+)
+def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str, meaning: str) -> None:
+    got = explain_text(f"{line}\n")
     assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith("known to be harmless")
     told = io.StringIO()
     print_explanation(got, Console(file=told, width=200))
-    assert "layout in memory" in told.getvalue()
+    assert meaning in told.getvalue()
+
+
+def test_who_is_not_named_is_a_peer() -> None:
+    title = explain_text(
+        "node1:7:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
+    ).causes
+    assert title[0].title.startswith("connections to a peer are dropped")
+
+
+def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
+    channel = "node1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0"
+    failed = "node1:922:1158 [3] proxy.cc:1485 NCCL WARN [Service thread] Error encountered progressing operation=Connect, res=2"
+    assert "gave up" in explain_text(f"{channel}\n{failed}, closing connection\n").causes[0].title
+
+
+def test_several_ranks_are_asked_for_in_the_plural() -> None:
+    table = "\n".join(f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 49{rank})" for rank in (1, 2))
+    got = explain_text(f"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n{table}\n")
+    assert any("logs of ranks 1-2" in step for step in got.next)
 
 
 def test_a_closed_terminal_is_named() -> None:
@@ -872,10 +896,31 @@ def test_horovods_older_table_names_the_rank_too() -> None:
         "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
         "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
         "WARNING: There was an error initializing an OpenFabrics device.",
+        "[1748.11] [n1:3019:0]     ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.20, actual 1.18.0",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : SM change",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: P_Key change(12)",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : last WQE reached",
     ],
 )
 def test_what_a_library_goes_without_is_no_guess(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+def test_a_fatal_adapter_is_no_failed_port() -> None:
+    got = explain_text(
+        "n1:815:864 [0] transport/net_ib.cc:80 NCCL WARN NET/IB : Got async event : local catastrophic error\n"
+    )
+    assert got.causes[0].title == "a network adapter failed while the job ran"
+
+
+def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
+    got = explain_text(
+        "n1:238:1219 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69f): local access "
+        "violation work queue error\n"
+        "n1:238:1313 [0] transport/net_ib.cc:2451 NCCL WARN NET/IB: Got completion from peer 172.16.1.3<38081> with status=4 "
+        "opcode=0 len=0 vendor err 83 (Send) hca mlx5_0\n"
+    )
+    assert got.causes[0].id == "ib.gdr" and "net.mtu" not in {cause.id for cause in got.causes}
 
 
 def test_a_quoted_speaker_is_not_asked_for_again() -> None:
@@ -978,3 +1023,36 @@ def test_a_file_that_a_shell_misses_is_no_program() -> None:
     for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
         told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
         assert any(started in cause.title for cause in told.causes) is named
+
+
+@pytest.mark.parametrize(("pid", "first"), [(4711, "app.straggler-timeout"), (4712, "sys.host-oom")])
+def test_a_ray_worker_that_its_own_watchdog_ended_did_not_run_out_of_memory(pid: int, first: str) -> None:
+    """Ray may tell of a worker's end before it passes the worker's last words on."""
+    told = f"(raylet) A worker died or was killed. Worker IP address: 10.0.0.9 Worker port: 34011 Worker PID: {pid} "
+    told += "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\n"
+    told += "(RayWorker pid=4711) [E ProcessGroupNCCL.cpp:474] [Rank 0] Watchdog caught collective operation timeout: "
+    told += (
+        "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800305 milliseconds before timing out.\n"
+    )
+    assert explain_text(told).causes[0].id == first
+
+
+def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> None:
+    told = "2023-10-05T23:40:07Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:\n"
+    told += "[W socket.cpp:601] [c10d] The client socket has failed to connect to [localhost]:29500 "
+    told += "(errno: 99 - Cannot assign requested address).\n"
+    waited = "[E ProcessGroupNCCL.cpp:828] [Rank 1] Watchdog caught collective operation timeout: "
+    waited += "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=60000) ran for 69027 milliseconds before timing out.\n"
+    names = [cause.id for cause in explain_text(told + waited).causes]
+    assert names[0] == "app.straggler-timeout"
+    assert "net.master-unreachable" not in names
+    assert "busy" not in explain_text(told + waited).causes[0].title
+
+
+def test_a_whole_ray_cluster_lacks_no_node() -> None:
+    assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()
+
+
+def test_a_title_without_the_peers_address_speaks_of_a_peer() -> None:
+    told = explain_text("ConnectionRefusedError: [Errno 111] Connection refused\n")
+    assert "a peer refuses connections: no process listens there (any more)" in [cause.title for cause in told.causes]
