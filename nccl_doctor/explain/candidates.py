@@ -160,9 +160,6 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
-_NOT_SAID = {"address": "a peer", "peer": "a peer", "host": "a host"}
-
-
 # What a title says of a hole, with the words that lead to it: left out where no line tells it.
 _SAID = re.compile(r"(?:: | \(\w+ | (?:at|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
 
@@ -172,8 +169,8 @@ def _title(template: str, hits: list[Hit]) -> str:
     names = set(_HOLE.findall(template))
     groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), None)
     if groups is None:
-        template, groups = _SAID.sub("", template), hits[0].groups
-    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), _NOT_SAID.get(hole.group(1), "?")), 80), template)
+        return _SAID.sub("", template)
+    return _HOLE.sub(lambda hole: shortened(groups[hole.group(1)], 80), template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

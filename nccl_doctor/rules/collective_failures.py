@@ -30,7 +30,7 @@ STUCK_IDS = tuple(f"collectives.stuck.{stage}" for stage in (*_START, "measure")
 # What other ranks say when a peer is gone or silent: a consequence, wherever the cause is known.
 _PEER_GONE = re.compile(
     r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
-    r"|remote error|ncclRemoteError|failed to recv|Socket Timeout|Application timeout|wait timeout",
+    r"|remote error|ncclRemoteError|failed to recv",
 )
 QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw

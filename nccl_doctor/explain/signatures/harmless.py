@@ -364,6 +364,7 @@ says(
     "cuda-library-not-found",
     "NCCL WARN Failed to find CUDA library",
     role=H,
+    where=lambda groups, line: "NCCL_CUDA_PATH=/" not in line,  # where somebody sent it
     why="NCCL goes on without CUDA's driver interface (no cuMem, no DMA-BUF). Releases up to 2.20 look for libcuda.so, which many containers and WSL2 lack, not for libcuda.so.1.",
 )
 says(

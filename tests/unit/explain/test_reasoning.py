@@ -258,13 +258,6 @@ def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str,
     assert meaning in told.getvalue()
 
 
-def test_who_is_not_named_is_a_peer() -> None:
-    title = explain_text(
-        "node1:7:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
-    ).causes
-    assert title[0].title.startswith("connections to a peer are dropped")
-
-
 def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
     channel = "node1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0"
     failed = "node1:922:1158 [3] proxy.cc:1485 NCCL WARN [Service thread] Error encountered progressing operation=Connect, res=2"
@@ -1051,8 +1044,3 @@ def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> No
 
 def test_a_whole_ray_cluster_lacks_no_node() -> None:
     assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()
-
-
-def test_a_title_without_the_peers_address_speaks_of_a_peer() -> None:
-    told = explain_text("ConnectionRefusedError: [Errno 111] Connection refused\n")
-    assert "a peer refuses connections: no process listens there (any more)" in [cause.title for cause in told.causes]
