@@ -173,6 +173,8 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
         else:
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
+    elif verdict is Verdict.UNDECIDED and not best and not case.has("nccl-init-complete"):
+        yield "if the job hangs there: py-spy dump --pid PID of every rank into one file, for explain to compare"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 

@@ -258,6 +258,13 @@ def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str,
     assert meaning in told.getvalue()
 
 
+def test_a_bar_that_is_drawn_but_stands_at_zero_is_no_step() -> None:
+    bar = "r0 Training Epoch:   0%|          | 0/188 [00:00<?, ?it/s]"
+    got = explain_text(f"{bar}\nnode1:3183:3183 [0] NCCL INFO Bootstrap : Using eno1:10.2.1.19<0>\n")
+    assert got.verdict is Verdict.UNDECIDED and any("py-spy" in step for step in got.next)
+    assert explain_text(f"{bar.replace('0/188', '1/188').replace('<?', '<02:10')}\n").verdict is Verdict.HEALTHY
+
+
 def test_who_is_not_named_is_a_peer() -> None:
     title = explain_text(
         "node1:7:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
