@@ -83,7 +83,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     for remark in explanation.worth_knowing[:3]:
         _row(console, "worth knowing", f"{remark.text}\nnccl-doctor playbook {remark.playbook}")
         console.print(_quote(remark.evidence))
-    for note in explanation.notes[:6] if healthy or not explanation.causes else ():
+    for note in explanation.notes[:6] if healthy or (undecided and not explanation.causes) else ():
         _row(console, "harmless here", note)
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
