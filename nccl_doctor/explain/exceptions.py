@@ -34,9 +34,11 @@ _WRAPPED = re.compile(
     r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
     r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
-# Where a process that multiprocessing started reads from its parent, and what it raises there when the parent has gone.
-_FROM_PARENT = re.compile(r"multiprocessing[/\\](?:spawn|reduction)\.py:")
-_PARENT_GONE = re.compile(r"(?:^|\.)(?:EOFError|UnpicklingError|PermissionError)$")
+# What is raised where a process of the program finds that its parent, or a child, has gone: their pipe is closed or empty.
+_PIPES = re.compile(
+    r"(?:(?:EOF|Unpickling|Permission)Error \S*multiprocessing[/\\](?:spawn|reduction)|"
+    r"(?:EOF|BrokenPipe|ConnectionReset)Error \S*multiprocessing[/\\](?:connection|queues|reduction|resource_sharer))\.py:"
+)
 _BEHIND = 6  # lines: torchrun tells of a worker's exit, then its traceback begins
 _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
@@ -52,7 +54,7 @@ class Exceptions:
         """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
         kept = []
         for item in self._case.summary.tracebacks:
-            if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or self.is_orphans(item):
+            if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or self.is_of_a_pipe(item):
                 continue
             if _WRAPPED.search(item.message[:400]) or self._only_logged(item) or self._waited_for_worker(item):
                 continue
@@ -71,13 +73,10 @@ class Exceptions:
         told = (hit for hit in self._case.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
         return all(map(_LAUNCHERS_FILE.search, item.frames)) and any(hit.line in near for hit in told)
 
-    def is_orphans(self, item: Traceback) -> bool:
-        """Whether a process that was just started found its parent gone: an effect, whatever the parent died of."""
-        return (
-            _PARENT_GONE.search(item.type) is not None
-            and bool(item.frames)
-            and _FROM_PARENT.search(item.frames[-1]) is not None
-        )
+    def is_of_a_pipe(self, item: Traceback) -> bool:
+        """Whether a process of the program found that another one of it had gone: an effect, whatever that died of."""
+        where = item.frames[-1] if item.frames else ""
+        return _PIPES.match(f"{item.type.rsplit('.', 1)[-1]} {where}") is not None
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""
@@ -92,11 +91,11 @@ class Exceptions:
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:
-        """File and line of the exceptions that did no harm, whatever they mean: caught, ignored by Python, or an orphan's."""
+        """File and line of the exceptions that did no harm, whatever they mean: caught, ignored by Python, or of a pipe."""
         return {
             place(hit)
             for item in self._case.summary.tracebacks
-            if item.type and (self.is_harmless(item) or self.is_orphans(item) or self._only_logged(item))
+            if item.type and (self.is_harmless(item) or self.is_of_a_pipe(item) or self._only_logged(item))
             for hit in (item.hit, *item.more)
         }
 

@@ -205,15 +205,13 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
-def started_by_a_parent_that_has_gone(case: Case) -> Iterable[Candidate]:
-    """A process that multiprocessing started could not read what it should run: its parent had failed meanwhile."""
-    orphans = [item for item in case.summary.tracebacks if case.exceptions.is_orphans(item)]
-    if orphans and not case.exceptions.ordinary:
-        title = (
-            "a process ended while it started another one, which only tells that it had gone; why, its own lines say"
-        )
-        for cause, strength in (("app.rank-exception", 0.42), ("unrelated", 0.38)):
-            yield Candidate(cause, strength, title, _evidence(orphans))
+def pipe_to_a_process_that_has_gone(case: Case) -> Iterable[Candidate]:
+    """A process found the pipe to its parent or child closed: that one had failed. No network lies between them."""
+    gone = [item for item in case.summary.tracebacks if case.exceptions.is_of_a_pipe(item)]
+    if gone and not case.exceptions.ordinary:
+        title = "a process found that another one of the same program, its parent or child, had gone; why, that one's lines say"
+        for cause, strength in (("app.rank-exception", 0.42), ("app.dataloader-worker", 0.38), ("unrelated", 0.36)):
+            yield Candidate(cause, strength, title, _evidence(gone))
 
 
 def _kind(item: Traceback) -> tuple[str, str]:

@@ -131,6 +131,11 @@ class Leads:
         return "", body
 
 
+def begins_with(lead: str, prefix: str) -> bool:
+    """Whether what stood before a ``Traceback`` begins with a prefix of this shape."""
+    return re.match(_shape(prefix), lead) is not None
+
+
 def _shape(lead: str) -> str:
     pieces = []
     at = 0

@@ -18,6 +18,7 @@ MESSAGE_LINES = 6  # further lines of an exception's message
 OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
+_FRAME_AT = re.compile(r'  File "[^"]{1,400}", line \d')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
@@ -70,9 +71,9 @@ class Tracebacks:
         if records.MARK in line.body:
             self._begin(key, said)
             return
-        lead, line.body = self._leads.split(line.body)
         if self._begun:
-            self._drop_lead(key, lead, said)
+            self._drop_lead(key, said)
+        lead, line.body = self._leads.split(line.body)
         key += lead
         body = line.body
         block = self._open.get(key)
@@ -110,13 +111,19 @@ class Tracebacks:
             self._ignored.discard(process)
             self._begun = (process, key, said.number) if lead else None
 
-    def _drop_lead(self, process: str, lead: str, said: Said) -> None:
-        """What stood before ``Traceback`` was no prefix, but the end of another process's line: the frames lack it."""
+    def _drop_lead(self, process: str, said: Said) -> None:
+        """Between the prefix and ``Traceback`` the end of another line (a bar, ^C) may stand: the frames lack it."""
         whose, key, number = self._begun or ("", "", 0)
-        frame = not lead and process == whose and _FRAME.match(said.line.body)
-        if frame and process not in self._open and key in self._open:
-            self._open[process] = self._open.pop(key)
-        if lead or frame or said.number > number + 1:  # a blank line, whatever its prefix, may stand between
+        body = said.line.body
+        told, _ = self._leads.split(body)
+        found = _FRAME_AT.search(body) if process == whose and not told else None
+        lead = body[: found.start()] if found else ""
+        if found and records.begins_with(key.removeprefix(process), lead):
+            lead, indent = self._leads.learn(lead + records.MARK)
+            if process + lead not in self._open and key in self._open:
+                block = self._open[process + lead] = self._open.pop(key)
+                block.indent = indent
+        if told or found or said.number > number + 1:  # a blank line, whatever its prefix, may stand between
             self._begun = None
 
     def _inside(self, block: _Open, key: str, said: Said) -> None:

@@ -258,6 +258,13 @@ def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str,
     assert meaning in told.getvalue()
 
 
+def test_a_bar_that_is_drawn_but_stands_at_zero_is_no_step() -> None:
+    bar = "r0 Training Epoch:   0%|          | 0/188 [00:00<?, ?it/s]"
+    got = explain_text(f"{bar}\nnode1:3183:3183 [0] NCCL INFO Bootstrap : Using eno1:10.2.1.19<0>\n")
+    assert got.verdict is Verdict.UNDECIDED and any("nccl-doctor hang" in step for step in got.next)
+    assert explain_text(f"{bar.replace('0/188', '1/188').replace('<?', '<02:10')}\n").verdict is Verdict.HEALTHY
+
+
 def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
     channel = "node1:919:1150 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0"
     failed = "node1:922:1158 [3] proxy.cc:1485 NCCL WARN [Service thread] Error encountered progressing operation=Connect, res=2"
