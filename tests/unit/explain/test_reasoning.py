@@ -842,6 +842,18 @@ def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
     assert got.causes[0].id == "ib.gdr" and "net.mtu" not in {cause.id for cause in got.causes}
 
 
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        ("local work queue catastrophic error", "ib.retry-exceeded"),
+        ("local access violation work queue error", "net.mtu"),
+    ],
+)
+def test_an_event_of_a_queue_pair_is_no_failed_connection(event: str, cause: str) -> None:
+    got = explain_text(f"n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : {event}\n")
+    assert got.causes[0].id == cause and "ib.qp-connect" not in {found.id for found in got.causes}
+
+
 def test_a_quoted_speaker_is_not_asked_for_again() -> None:
     """The rank of a line is known from its process's init line, though the line itself names none."""
     got = explain_text(
