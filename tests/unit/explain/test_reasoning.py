@@ -832,6 +832,15 @@ def test_a_fatal_adapter_is_no_failed_port() -> None:
     assert got.causes[0].title == "a network adapter failed while the job ran"
 
 
+def test_an_adapter_whose_firmware_hangs_has_lost_no_link() -> None:
+    got = explain_text(
+        "[198542.85] mlx5_core 0000:5e:00.0: device's health compromised - reached miss count\n"
+        "[198542.86] mlx5_core 0000:5e:00.0: assert_var[0] 0x00000001\n"
+        "[198542.91] mlx5_core 0000:5e:00.0: synd 0x7: irisc not responding\n"
+    )
+    assert got.causes[0].id == "ib.port-down" and "firmware" in got.causes[0].title
+
+
 def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
     got = explain_text(
         "n1:238:1219 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69f): local access "
