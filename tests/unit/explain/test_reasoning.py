@@ -815,6 +815,7 @@ def test_horovods_older_table_names_the_rank_too() -> None:
         "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
         "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
         "WARNING: There was an error initializing an OpenFabrics device.",
+        "2024-02-01 14:12:01.205 ERROR [9596:9598] [[SysMon]] Couldn't open CPU Vendor info file file '/sys/devices/soc0/soc_id'",
         "[1748.11] [n1:3019:0]     ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.20, actual 1.18.0",
         "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : SM change",
         "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: P_Key change(12)",
