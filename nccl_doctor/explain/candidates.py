@@ -37,7 +37,10 @@ def collect(case: Case) -> list[Candidate]:
 
 def _from_signatures(case: Case) -> Iterator[Candidate]:
     """What each signature proves alone, by the lines that nothing else accounts for."""
-    caught, more = case.exceptions.caught, case.exceptions.more
+    more = case.exceptions.more
+    effects = case.exceptions.caught | {
+        place(hit) for item in case.exceptions.of_pipes for hit in (item.hit, *item.more)
+    }
     for name in case.summary.groups:
         signature = case.signatures.get(name)
         if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
@@ -46,7 +49,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             continue
         if name == "nccl-frame" and _attached(case):
             continue
-        hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in caught]
+        hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in effects]
         if hits:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):

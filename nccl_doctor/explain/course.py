@@ -122,26 +122,28 @@ class Course:
     @functools.cached_property
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
-        case = self._case
-        if not self._began or any(not self._before_nccl(hit) for name in _WORK for hit in case.lasts(name)):
-            return False
-        return not case.has("nccl-init-complete") or bool(self._interrupted)
+        connecting = not self._case.has("nccl-init-complete")
+        return self._began and not self._worked and (connecting or bool(self._interrupted))
 
     @functools.cached_property
     def only_began(self) -> bool:
         """Whether the last that is told is that NCCL was initialised, or what it would use: a job that hangs in its first
         collective says no more, and neither does one whose own output is elsewhere."""
-        return self._began and not self._case.has(*_WORK, "run-ended", "exit-zero")
+        return self._began and not self._worked and not self._case.has("run-ended", "exit-zero")
 
     @property
     def no_end_told(self) -> bool:
         """Whether steps are the last that is told of the work: it may go on, and it may stand still since."""
         return self._case.has("progress") and not self._case.has(*_ENDS, "exit-zero", "ended-well")
 
-    def _before_nccl(self, work: Hit) -> bool:
-        """Whether work was done before NCCL began in its file: a download, the preparation of data."""
-        begun = [hit for hit in self._case.hits(*_BEGINNINGS) if hit.file == work.file]
-        return bool(begun) and work.line < min(hit.line for hit in begun)
+    @functools.cached_property
+    def _worked(self) -> bool:
+        """Whether work was done, apart from what stands above NCCL's beginning in its file: a download, prepared data."""
+        begun = {hit.file: hit.line for hit in reversed(self._case.hits(*_BEGINNINGS))}
+        lasts = [work for name in _WORK for work in self._case.lasts(name)]
+        if not lasts:
+            return self._case.has(*_WORK)  # seen in a sample of a large file, where lines have no numbers
+        return any(work.line > begun.get(work.file, -1) for work in lasts)
 
     @property
     def _began(self) -> bool:

@@ -71,6 +71,7 @@ def _work_stopped(case: Case) -> bool:
         course.interrupted_hang
         or course.stopped_tables
         or case.exceptions.ordinary
+        or case.exceptions.of_pipes
         or any(not item.type for item in case.summary.tracebacks)  # cut before the exception
         or course.slower_steps
         or course.stands
@@ -148,11 +149,12 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
+        steps = "; they tell of steps and of no end" if case.course.no_end_told else ""
         read = "what could be read of these logs" if case.summary.problems else "these logs"
-        return f"nothing in {read} failed{calm}{goes_on}"
+        return f"nothing in {read} failed{calm}{steps}"
     if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
-        return "NCCL was initialised and the logs end there: whether any work followed they do not say"
+        far = "was initialised" if case.has("nccl-init-complete") else "began to initialise"
+        return f"NCCL {far} and the logs end there: whether any work followed they do not say"
     if not causes:
         return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]

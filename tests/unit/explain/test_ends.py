@@ -42,6 +42,21 @@ def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
     assert got.verdict is Verdict.UNDECIDED and "logs end there" in got.sentence
     assert "hang" in got.next[0] and all(item.confidence < 0.3 for item in got.causes)
     assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
+    before = "Downloading shards: 100%|####| 30/30 [00:10<00:00, 2.9it/s]\n"
+    assert explain_text(before + _SET_UP).verdict is Verdict.UNDECIDED
+    assert explain_text(_SET_UP + before).verdict is Verdict.HEALTHY
+
+
+def test_a_pipe_that_broke_at_work_is_not_healthy_whatever_is_printed_behind_it() -> None:
+    broken = (
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.10/multiprocessing/connection.py", line 368, in _send\n'
+        "    n = write(self._handle, buf)\n"
+        "BrokenPipeError: [Errno 32] Broken pipe\n"
+    )
+    chatter = "".join(f"run history {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+    assert explain_text(_STEPS + broken + chatter).verdict is Verdict.UNDECIDED
+    assert explain_text(_STEPS + broken + _STEPS).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -73,7 +88,7 @@ def test_an_end_that_is_older_than_the_trouble_above_it_is_another_jobs(second: 
 
 def test_steps_without_an_end_are_healthy_as_far_as_the_log_goes() -> None:
     got = explain_text(_SET_UP + _STEPS)
-    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they end while the work goes on")
+    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they tell of steps and of no end")
     assert got.next == ("if the job stands still now: nccl-doctor hang --hosts HOSTFILE",)
     ended = explain_text(_SET_UP + _STEPS + "Training complete.\n")
     assert ended.sentence == "nothing in these logs failed" and not ended.next
