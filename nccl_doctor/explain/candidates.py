@@ -146,7 +146,7 @@ def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
 
 
 def _last_resort(case: Case) -> list[Candidate]:
-    """What is left when no signature is convincing: words, else the log's last lines."""
+    """What is left when no signature is convincing: words, else the log's last lines, else exceptions that only wrap others."""
     if found := _by_words(case, _LIKELIEST):
         return found
     calm = list(case.seen(Role.HARMLESS))
@@ -156,10 +156,11 @@ def _last_resort(case: Case) -> list[Candidate]:
         for hit in hits[-3:]
         if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
     ]
-    if not last:
+    told = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
+    if not told:
         return []
-    title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"
-    return [Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True)]
+    title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
+    return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
 
 
 _HOLE = re.compile(r"\{(\w+)\}")

@@ -101,6 +101,13 @@ class Exceptions:
         }
 
     @functools.cached_property
+    def uncaught(self) -> list[Traceback]:
+        """Exceptions, launchers' and wrappers' too, and tracebacks cut before theirs: of what no signature knows, all that
+        the work did not outlive."""
+        told = self._case.summary.tracebacks
+        return [item for item in told if not self.is_known(item) and place(item.hit) not in self.caught]
+
+    @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
         """The further lines of exceptions' messages, by file and line of the first."""
         return {place(item.hit): item.more for item in self._case.summary.tracebacks if item.more}

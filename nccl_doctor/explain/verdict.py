@@ -70,9 +70,7 @@ def _work_stopped(case: Case) -> bool:
     return bool(
         course.interrupted_hang
         or course.stopped_tables
-        or case.exceptions.ordinary
-        or case.exceptions.of_pipes
-        or any(not item.type for item in case.summary.tracebacks)  # cut before the exception
+        or case.exceptions.uncaught
         or course.slower_steps
         or course.stands
         or course.idle_engine

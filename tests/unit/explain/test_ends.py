@@ -47,16 +47,27 @@ def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
     assert explain_text(_SET_UP + before).verdict is Verdict.HEALTHY
 
 
-def test_a_pipe_that_broke_at_work_is_not_healthy_whatever_is_printed_behind_it() -> None:
-    broken = (
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "SystemExit: 1",
+        "ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready.",
+        "paddle.base.core.EnforceNotMet: (External) Something",
+        "RuntimeError: worker failed to start",
+    ],
+)
+def test_an_exception_that_ended_the_work_is_not_healthy_whatever_is_printed_behind_it(exception: str) -> None:
+    raised = (
         "Traceback (most recent call last):\n"
         '  File "/usr/lib/python3.10/multiprocessing/connection.py", line 368, in _send\n'
         "    n = write(self._handle, buf)\n"
-        "BrokenPipeError: [Errno 32] Broken pipe\n"
+        f"{exception}\n"
     )
     chatter = "".join(f"run history {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
-    assert explain_text(_STEPS + broken + chatter).verdict is Verdict.UNDECIDED
-    assert explain_text(_STEPS + broken + _STEPS).verdict is Verdict.HEALTHY
+    got = explain_text(_STEPS + raised + chatter)
+    assert (got.verdict, _first(got)) == (Verdict.UNDECIDED, "app.rank-exception")
+    assert explain_text(_STEPS + raised + _STEPS).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(
