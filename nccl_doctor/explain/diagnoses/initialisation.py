@@ -104,27 +104,29 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
-_SAME_FOR_ALL = frozenset(("localhost", "localhost.localdomain"))
+_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
+_SAME_FOR_ALL = frozenset(("", "localhost", "localhost.localdomain"))
 
 
 @diagnosis
 def one_gpu_for_two_ranks(case: Case) -> Iterable[Candidate]:
-    """Two processes of one host begin the same communicator on the same GPU (bus id), and it never completes: NCCL takes
-    one rank per GPU. Its warning need not be in the log."""
-    begun: dict[tuple[str, str, str], dict[str, Hit]] = {}
-    for hit in case.hits("nccl-init-start"):
+    """Two processes of one host begin, or abort, a communicator as different ranks on the same GPU (bus id), and none ever
+    completes: NCCL takes one rank per GPU. Its warning need not be in the log."""
+    if case.has("nccl-init-complete"):
+        return
+    at: dict[tuple[str, ...], dict[str, Hit]] = {}
+    for hit in case.hits("nccl-init-start", "nccl-abort"):
         gpu = _BUS_ID.search(hit.text)
-        if gpu and hit.host and hit.pid and hit.host not in _SAME_FOR_ALL:
-            begun.setdefault((hit.host, hit.groups.get("comm", ""), gpu[1]), {})[hit.groups["rank"]] = hit
-    for (host, *_), ranks in begun.items():
+        if gpu and "rank" in hit.groups and hit.pid and hit.host not in _SAME_FOR_ALL:
+            communicator = hit.groups.get("comm") or hit.groups["nranks"]
+            at.setdefault((hit.host, hit.signature, communicator, gpu[1]), {})[hit.groups["rank"]] = hit
+    for (host, *_), ranks in at.items():
         hits = list(ranks.values())
-        if len({hit.pid for hit in hits}) > 1 and not case.has("nccl-init-complete"):
-            title = f"ranks {', '.join(ranks)} begin on the same GPU of {host}"
-            yield Candidate("gpu.duplicate", 0.72, title, hits, *speakers(hits))
-            return
+        if len({hit.pid for hit in hits}) > 1:
+            title = f"ranks {', '.join(ranks)} are on the same GPU of {host}"
+            yield Candidate("gpu.duplicate", 0.8, title, hits, {int(rank) for rank in ranks}, {host})
 
 
-_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
 
 

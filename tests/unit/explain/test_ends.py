@@ -85,6 +85,29 @@ def test_a_line_of_code_is_no_step(code: str) -> None:
     assert progress.match("=== Epoch 3 === loss: 0.1 lr = 2e-4") is not None
 
 
+def test_ranks_that_were_started_anew_on_a_gpu_do_not_share_it() -> None:
+    aborted = "box:{pid}:9 [0] NCCL INFO comm 0x5 rank {rank} nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE\n"
+    twice = aborted.format(pid=70, rank=0) + aborted.format(pid=90, rank=1)
+    assert _first(explain_text(twice)) == "gpu.duplicate"
+    assert _first(explain_text(_SET_UP + twice)) != "gpu.duplicate"
+    assert _first(explain_text(twice.replace("box:", "localhost:"))) != "gpu.duplicate"
+
+
+@pytest.mark.parametrize(
+    ("library", "own"),
+    [
+        ("/opt/app/lib/libfold.so", True),
+        ("/opt/rocm/lib/librccl.so.1", False),
+        ("/opt/conda/lib/libmkl_core.so.2", False),
+        ("/usr/lib/x86_64-linux-gnu/libhwloc.so.15", False),
+    ],
+)
+def test_a_library_that_programs_are_built_upon_is_not_their_own_code(library: str, own: bool) -> None:
+    crash = f"==== backtrace ====\n 0 /lib64/libucs.so.0(+0x174b0) [0x2acbb246d4b0]\n 1 {library}(go+0xff3) [0x2acba2269ba3]\n"
+    got = explain_text(crash)
+    assert any("own code" in cause.title for cause in got.causes) is own
+
+
 _STORE_GONE = (
     "[2024-03-04 02:37:{second}] torch.distributed.elastic.rendezvous.dynamic_rendezvous: [WARNING] The node 'srv_9_0' has failed "
     "to send a keep-alive heartbeat to the rendezvous '7' due to an error of type RendezvousConnectionError.\n"
