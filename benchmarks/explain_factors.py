@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from explain_speed import body  # noqa: E402
 
 from nccl_doctor.explain.matcher import FACTORS, STRIDE, HyperscanEngine, _database, factors  # noqa: E402
-from nccl_doctor.explain.readers.scan import plan  # noqa: E402
+from nccl_doctor.explain.readers.plan import plan  # noqa: E402
 
 SIZES = ((5, 5), (5, 6), (5, 7), (6, 6), (6, 7), (7, 7), (7, 8))  # of the shortest and the longest factor
 WEIGHTS = (0.3, 1.0, 3.0)  # of a pair of letters that ordinary output has, too
@@ -67,7 +67,7 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
     pairs = {ordinary[at : at + 2] for at in range(len(ordinary) - 1)}
     holders: dict[bytes, set[bytes]] = defaultdict(set)
     whole = [anchor for anchor in anchors if len(anchor) < shortest]
-    chosen = {anchor: next(short for short in whole if short in anchor) for anchor in anchors if _holds(anchor, whole)}
+    chosen = {anchor: short for anchor in anchors for short in whole if short in anchor}
     for anchor in anchors:
         if anchor not in chosen:
             for size in range(shortest, longest + 1):
@@ -89,10 +89,6 @@ def choose(anchors: tuple[bytes, ...], shortest: int, longest: int, weight: floa
         elif left:
             chosen.update(dict.fromkeys(left, piece))
     return {anchor: chosen.get(anchor, anchor) for anchor in anchors}
-
-
-def _holds(anchor: bytes, shorts: list[bytes]) -> bool:
-    return any(short in anchor for short in shorts)
 
 
 def fastest(anchors: tuple[bytes, ...]) -> tuple[dict[bytes, bytes], float]:

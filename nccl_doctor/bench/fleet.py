@@ -28,7 +28,7 @@ from nccl_doctor.facts.model import Outcome as ProbeOutcome
 from nccl_doctor.facts.model import ProbeResult, Reach
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.inventory.model import HostEntry
-from nccl_doctor.rules.collectives import lost_hosts
+from nccl_doctor.rules.collective_failures import lost_hosts
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session

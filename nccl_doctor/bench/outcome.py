@@ -18,7 +18,8 @@ from nccl_doctor.facts import files
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.redaction import redact_environment, redact_text
 from nccl_doctor.findings.model import Finding
-from nccl_doctor.rules import collectives as rules
+from nccl_doctor.rules.collective_failures import RankOnHost, failures, ranks_of
+from nccl_doctor.rules.collective_rates import slow_hosts, wrong_results
 
 SCHEMA = "nccl-doctor/bench/1"
 INTERRUPTED = "interrupted by "  # so begins the note of a run that was: Ctrl-C, or a signal's name
@@ -148,13 +149,13 @@ def conclude(
     found = verdicts(ground, plan.collectives)
     hosts = tuple(sorted(world.per_host))
     findings = [
-        *rules.failures(facts, lost or {}, {name: host.addresses for name, host in prepared.items()}),
-        *rules.wrong_results(facts),
-        *rules.slow_hosts(facts, _lone_link(baseline) if not trouble else 0.0),
+        *failures(facts, lost or {}, {name: host.addresses for name, host in prepared.items()}),
+        *wrong_results(facts),
+        *slow_hosts(facts, _lone_link(baseline) if not trouble else 0.0),
         *(path_findings(path, world, prepared) if path.proved else ()),
         *verdict_findings(found, hosts),
     ]
-    ranks = rules.ranks_of(facts)
+    ranks = ranks_of(facts)
     return Outcome(
         schema=SCHEMA,
         tool=__version__,
@@ -183,7 +184,7 @@ def _lone_link(baseline: Outcome | None) -> float:
     return links[0].gbs if len(links) == 1 else 0.0
 
 
-def _tail(rank: rules.RankOnHost) -> RankTail:
+def _tail(rank: RankOnHost) -> RankTail:
     end = rank.end
     return RankTail(
         end.rank,

@@ -18,6 +18,8 @@ import msgspec
 
 # A gain below this is not worth a setting that somebody has to maintain.
 WORTH = 0.02
+# Where the noise may hide a gain of this much, "no difference" would be a statement about the noise.
+HIDDEN = 0.10
 # Fewer rounds give no usable interval.
 FEWEST_ROUNDS = 3
 CONFIDENCE = 0.95
@@ -44,6 +46,7 @@ class Verdict(enum.Enum):
     WORSE = "worse"
     MIXED = "mixed"  # better on the whole, worse at some size
     NO_DIFFERENCE = "no-difference"
+    CANNOT_TELL = "cannot-tell"  # not faster beyond the noise, in which a gain worth having may hide
     FAILED = "failed"
 
 
@@ -85,7 +88,7 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """All trials. ``trusted`` is False where the default differed from itself; ``best`` is None for "defaults"."""
+    """All trials. ``trusted`` is False where the default differed from itself; ``best`` is None where none is recommended."""
 
     rounds: int
     control: Trial
@@ -100,6 +103,17 @@ class Tuning(msgspec.Struct, frozen=True):
     def compared(self) -> bool:
         """Whether any candidate was measured beside the default."""
         return any(trial.overall for trial in self.trials)
+
+    @property
+    def hidden(self) -> float:
+        """The largest gain that the noise may hide in a candidate (0.5: half of the time per call); 0 where none is hidden."""
+        unclear = (trial.overall for trial in self.trials if trial.verdict is Verdict.CANNOT_TELL)
+        return max((-change.low for change in unclear if change), default=0.0)
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is an answer: a candidate, or that the default is as good as all that were measured."""
+        return self.trusted and self.compared and (self.best is not None or not self.hidden)
 
 
 class Failed(Exception):
@@ -149,7 +163,7 @@ def tune(
         for place, candidate in enumerate(candidates, start=1)
     )
     check = judge(control, base, series[len(everyone) - 1], CONFIDENCE)
-    trusted = check.verdict is Verdict.NO_DIFFERENCE
+    trusted = check.verdict in (Verdict.NO_DIFFERENCE, Verdict.CANNOT_TELL)
     winners = [trial for trial in trials if trial.verdict is Verdict.BETTER and trial.overall is not None]
     best = min(winners, key=lambda trial: trial.overall.mean if trial.overall else 0.0) if winners and trusted else None
     return Tuning(rounds, check, trials, trusted, best, confidence)
@@ -188,7 +202,9 @@ def _verdict(overall: Change, sizes: Sequence[SizeChange]) -> Verdict:
         return Verdict.MIXED if worse else Verdict.BETTER
     if overall.slower and overall.mean > WORTH:
         return Verdict.WORSE
-    return Verdict.MIXED if worse else Verdict.NO_DIFFERENCE
+    if worse:
+        return Verdict.MIXED
+    return Verdict.CANNOT_TELL if overall.low < -HIDDEN else Verdict.NO_DIFFERENCE
 
 
 def interval(logs: Sequence[float], confidence: float) -> Change:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,6 +85,18 @@ def _load_commands(wanted: str = "") -> None:
         importlib.import_module(f"{__name__}.{name}")
 
 
+def _refuse_empty(words: list[str]) -> None:
+    """Stop at an empty word: a gate whose variable is unset would else go by the default, and measure something else."""
+    before = "nccl-doctor"
+    for word in words:
+        if word == "--":  # of a job's own words nothing is known
+            return
+        if not word or re.fullmatch(r"--[\w-]+=", word):
+            typer.echo(f"nccl-doctor: an empty value after {word or before}: is a variable unset?", err=True)
+            sys.exit(ExitCode.USAGE)
+        before = word
+
+
 def _internal_error(error: Exception) -> None:
     """One line for a defect of ours: what, where in our code, and what to do with it."""
     frame = error.__traceback__
@@ -104,6 +117,7 @@ def main() -> None:
     _streams.open_all()
     try:
         try:
+            _refuse_empty(sys.argv[1:])
             _load_commands(sys.argv[1] if len(sys.argv) > 1 else "")
             app()
         finally:

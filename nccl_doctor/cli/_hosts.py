@@ -146,12 +146,17 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
-def read_bundle(path: Path) -> Bundle:
-    """A saved run; stops where the file holds none."""
+def read_bundle(path: Path, *, of_hang: bool = False) -> Bundle:
+    """A saved run; stops where the file holds none, or one of the other kind: a look at a job says nothing of hosts."""
     from nccl_doctor.facts import bundle as bundles
 
     with bad_input_stops():
-        return bundles.read(path)
+        bundle = bundles.read(path)
+    if ("job" in bundle.plan.stages) == of_hang:
+        return bundle
+    if of_hang:
+        stop(f"{path}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
+    stop(f"{path}: a bundle of hang; it is read by `nccl-doctor hang --from FILE`")
 
 
 # Parameters that say what is measured, where and how long.
@@ -174,10 +179,19 @@ def nothing_is_measured(context: typer.Context, why: str) -> None:
         stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
 
 
-def read_saved(context: typer.Context, path: Path) -> Bundle:
+def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> Bundle:
     """The run of ``--from``, in place of hosts."""
     nothing_is_measured(context, "--from judges a saved bundle")
-    return read_bundle(path)
+    return read_bundle(path, of_hang=of_hang)
+
+
+def requiring(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
+    """A saved run, to be decided by these requirements where there are any."""
+    import msgspec
+
+    return msgspec.structs.replace(
+        bundle, plan=msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
+    )
 
 
 def columns(most: int) -> int:
@@ -229,6 +243,8 @@ def connect_options(
             stop(f"--transport: {error}")
         if shutil.which(program) is None:  # no fault of any host
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
+    if transport == "local" and not local:
+        stop("--transport local examines this machine, not the hosts that are named: leave out one of the two")
     if local and (transport.startswith("command=") or ssh_config is not None):
         option = "--ssh-config" if ssh_config is not None else "--transport"
         stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
@@ -304,13 +320,12 @@ def check_master(master: str, inventory: Inventory) -> None:
 
 
 def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
-    """The thresholds to judge by: the default ones, with those of a file or of a policy in their place."""
+    """The thresholds to judge by: the default ones, those of a policy in their place, and those of a file in theirs."""
     from nccl_doctor.rules import thresholds
 
     try:
-        if file is not None:
-            return thresholds.load(file)
-        return thresholds.with_values(values, "policy file") if values else None
+        rows = thresholds.with_values(values, "policy file") if values else None
+        return rows if file is None else thresholds.load(file, rows)
     except (thresholds.ThresholdError, OSError) as error:
         stop(str(error))
 
@@ -319,7 +334,7 @@ def load_policy(path: Path | None) -> Policy:
     """The policy of this file, or of the working directory; an empty one without either."""
     from nccl_doctor.rules import policy
 
-    found = path or policy.find(Path.cwd())
+    found = path or policy.find(Path())
     if found is None:
         return policy.Policy()
     try:

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from nccl_doctor.agent import children
 from nccl_doctor.cli import _hosts
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ def launch(command: list[str], advice: Iterable[EnvAdvice], inventory: Inventory
     """
     from nccl_doctor.inventory import render
 
-    with tempfile.TemporaryDirectory(prefix="nccl-doctor-") as directory:
-        hostfile = Path(directory) / "hostfile"
-        chosen = [entry for entry in inventory.entries if entry.name in gate.chosen]
+    chosen = [entry for entry in inventory.entries if entry.name in gate.chosen]
+    try:
+        place = tempfile.TemporaryDirectory(prefix="nccl-doctor-")
+        hostfile = Path(place.name) / "hostfile"
         hostfile.write_text(render(chosen, inventory.format), encoding="utf-8")
+    except OSError as error:
+        why = f"{error.strerror or error}; name a directory for them by TMPDIR"
+        _hosts.stop(f"the job's hostfile and the copy of its output have no place: {why}", ExitCode.INTERNAL_ERROR)
+    with place as directory:
         words = {"hosts": ",".join(gate.chosen), "hostfile": str(hostfile), "nnodes": str(len(gate.chosen))}
         environment = dict(os.environ)
         for name, value in words.items():

@@ -260,6 +260,7 @@ def recommend(
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
+    from nccl_doctor.env import recommend_model
     from nccl_doctor.env.hosts import not_reached
     from nccl_doctor.report import env as report
     from nccl_doctor.rules import needs
@@ -272,7 +273,7 @@ def recommend(
     known, attempts = needs.of_bundle(facts)
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
-    advice = advising.recommend(known, attempts, advising.Purpose(purpose.value))
+    advice = advising.recommend(known, attempts, recommend_model.Purpose(purpose.value))
     absent = tuple(f"{host.name} {why}" for host in facts.hosts if (why := not_reached(host)))
     advice = msgspec.structs.replace(advice, unknown=(*absent, *advice.unknown))
     if format == "text":
@@ -368,5 +369,5 @@ def tune(
         typer.echo(json.dumps(report.tuning_json(result), indent=2))
     else:
         typer.echo(report.tuning_text(result), nl=False)
-    if not (result.trusted and result.compared):
+    if not result.decided:
         raise typer.Exit(ExitCode.INCOMPLETE)

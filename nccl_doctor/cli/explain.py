@@ -102,25 +102,29 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     from nccl_doctor.explain.model import InputProblem, Verdict
     from nccl_doctor.facts import bundle as bundles
     from nccl_doctor.report import explanation as report
-    from nccl_doctor.rules.judge import judge
+    from nccl_doctor.rules.judge import anything, judge
 
     runs = []
     problems = list(found.problems)
     for name in found.saved_runs:
         try:
-            judged = judge(bundles.read(Path(name)))
+            bundle = bundles.read(Path(name))
         except bundles.BundleError as error:
             problems.append(InputProblem(name, str(error).removeprefix(f"{name}: ")))
             continue
-        left = tuple(f"not measured: {item.what}: {item.why}" for item in judged.unknown)
+        judged = judge(bundle)
+        left = [f"not measured: {item.what}: {item.why}" for item in judged.unknown]
+        if "job" in bundle.plan.stages:
+            left.append("not judged: a look at a job is no proof that it runs")
+        elif not anything(judged.stages):
+            left.append("not measured: no stage that was asked for applies to these hosts")
         steps = tuple(item.next for item in judged.unknown if item.next)
-        runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), left, steps))
+        runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), tuple(left), steps))
     for name, run in benches.items():
-        left = tuple(
-            f"not judged: {told}" for kind, told in together(run.verdicts, run.ceiling) if kind == "cannot-judge"
-        )
-        left = left if run.complete else (*left, "not measured: not every rank finished")
-        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), left))
+        left = [f"not judged: {told}" for kind, told in together(run.verdicts, run.ceiling) if kind == "cannot-judge"]
+        if not run.complete:
+            left.append("not measured: not every rank finished")
+        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), tuple(left)))
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
     problems += [InputProblem(run.name, item) for run in runs for item in run.open]
     found = msgspec.structs.replace(found, problems=tuple(problems))

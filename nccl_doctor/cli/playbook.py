@@ -46,7 +46,7 @@ def playbook(
             _list(below)
             return
         holding = _holding(id)
-        if aid := _pattern(id).search(manual.pages()["first-aid"]):
+        if aid := _is_of_first_aid(id, manual.pages()["first-aid"]):
             typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
         if holding:
             _list(holding)
@@ -107,6 +107,12 @@ def _holding(words: str) -> list[str]:
         if head or text:
             break
     return list(dict.fromkeys([*named, *head, *text]))
+
+
+def _is_of_first_aid(words: str, page: str) -> bool:
+    """Whether these words are of a message in the page's table, or a whole line with such a message."""
+    messages = re.findall(r'"[^"]+"|\bnccl\w+', " ".join(re.findall(r"^\| (.+?) \|", page, re.MULTILINE)))
+    return any(_pattern(words).search(told) or told.strip('"').lower() in words.lower() for told in messages)
 
 
 def _pattern(words: str) -> re.Pattern[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,17 +113,20 @@ def preflight(
 
     rules = _hosts.load_policy(policy)
     outputs = _outputs(report or [])
-    _check_files({"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save}, outputs.values())
+    _check_files(
+        {"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save},
+        {f"--report {name}": path for name, path in outputs.items()},
+    )
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
-    if command and Path(command[0]).is_file() and not shutil.which(command[0]):
+    if command and "{" not in command[0] and not shutil.which(command[0]):  # known before anything is measured
         _hosts.stop(
             f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
         )
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
-    needs = _requirements(require or [], rules)
-    earlier = None if from_ is None else _saved(context, from_, needs)
+    needs = _requirements(require or []) or rules.require
+    earlier = None if from_ is None else _hosts.requiring(_hosts.read_saved(context, from_), needs)
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
@@ -169,12 +171,18 @@ def _outputs(wanted: list[str]) -> dict[str, Path]:
     return outputs
 
 
-def _check_files(files: dict[str, Path | None], reports: Iterable[Path]) -> None:
+def _check_files(files: dict[str, Path | None], reports: dict[str, Path]) -> None:
     """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
     for option, path in files.items():
         if path is not None:
             _hosts.check_writable(path, option)
-    for path in reports:
+    of: dict[str, str] = {}
+    for option, path in (files | reports).items():
+        if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
+            first = of.setdefault(os.path.realpath(path), option)
+            if first != option:
+                _hosts.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
+    for path in reports.values():
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
@@ -203,16 +211,16 @@ def _seconds(text: str, said: str = "--budget") -> float:
     return seconds
 
 
-def _requirements(options: list[str], rules: Policy) -> tuple[str, ...]:
+def _requirements(options: list[str]) -> tuple[str, ...]:
     from nccl_doctor.rules import requirements
 
-    found = [part for text in options or list(rules.require) for part in requirements.split(text)]
+    found = tuple(part for text in options for part in requirements.split(text))
     try:
         for part in found:
             requirements.parse(part)
     except requirements.RequirementError as error:
-        _hosts.stop(str(error).replace("--require", _said("require", options)))
-    return tuple(found)
+        _hosts.stop(f"--{error}")
+    return found
 
 
 def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: str, master_port: int) -> Plan:
@@ -248,15 +256,6 @@ def _collect(
 
     options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
     return _hosts.collect_facts(inventory.entries, options, fit)
-
-
-def _saved(context: typer.Context, path: Path, needs: tuple[str, ...]) -> Bundle:
-    """A saved run, to be decided by these requirements where there are any."""
-    import msgspec
-
-    bundle = _hosts.read_saved(context, path)
-    plan = msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
-    return msgspec.structs.replace(bundle, plan=plan)
 
 
 def _inventory_of(bundle: Bundle) -> Inventory:

@@ -71,10 +71,11 @@ def report(
         _hosts.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
         _hosts.check_writable(output, "--output")
-    judge = _hosts.site_judge(policy, thresholds)
-    facts = _hosts.read_bundle(bundle)
-    judged = judge(facts)
-    gate = decide(judged)
+    rules = _hosts.load_policy(policy)
+    rows = _hosts.load_thresholds(thresholds, rules.thresholds)
+    facts = _hosts.requiring(_hosts.read_bundle(bundle), rules.require)
+    judged = _hosts.judged(facts, rules, rows)
+    gate = decide(judged, min_hosts=rules.min_hosts, strict=rules.strict)
     if name == "text" and output is None:
         _hosts.print_report(name, judged, gate, facts, exit_code(judged, gate))
         return

@@ -28,7 +28,8 @@ Found = tuple[str, "Matrix", list[tuple[str, str]]]
             "topo": "",
             "topo --hosts hostfile": "",
             "topo pasted.txt": "nvidia-smi topo -m of a ticket",
-        }
+        },
+        codes="0 shown, 4 cut off or not of all hosts, 3 no matrix",
     ),
 )
 def topo(
@@ -162,5 +163,5 @@ def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bo
             typer.echo(f"{visible(hosts)}: no topology: {visible(why)}", err=True)
     if not found:
         raise typer.Exit(ExitCode.NOTHING_CHECKED)
-    if missing:
+    if missing or any(matrix.truncated for _, matrix, _ in found):
         raise typer.Exit(ExitCode.INCOMPLETE)

@@ -526,7 +526,7 @@ def _collectives(run: _Run, chosen: Collection[str]) -> None:
 
     for host in run.sessions:
         if host not in chosen:
-            left_out = "left out: already known to be unfit"
+            left_out = "left out: not known to be fit"
             run.keep(host, Collectives.PROBE, ProbeResult(Outcome.NOT_RUN, None, left_out))
     sessions = {host: session for host, session in run.sessions.items() if host in chosen}
     if not sessions:

@@ -8,7 +8,8 @@ from typing import Any
 
 from nccl_doctor.agent.probes.mesh import RETRY_S
 from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
-from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, ONE_STREAM, Pair, late_hosts, pairs, shifts
+from nccl_doctor.rules.localise import Pair
+from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, ONE_STREAM, late_hosts, pairs, shifts
 
 __all__ = ["Pair", "best_address", "by_source", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
 

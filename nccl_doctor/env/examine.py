@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -19,7 +20,6 @@ from nccl_doctor.findings.model import Severity
 
 # The wheels that bring libnccl, newest CUDA first.
 _NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-
 
 # Before, the default of NCCL_DEBUG_SUBSYS leaves ENV out (src/debug.cc, all tags from 2.3.5 to 2.30.7); numbers are told.
 TEXTS_TOLD_SINCE = "2.16.5"
@@ -91,7 +91,7 @@ def examine(
         extra += fleet.remarks
         looked_at += fleet.hosts
         problems += fleet.problems
-    if bundle is None:  # what is linted here will most likely run with what is installed here
+    else:  # what is linted here will most likely run with what is installed here
         torch_version = torch_version or _installed("torch")
         here_nccl = next(filter(None, map(_installed, _NCCL_WHEELS)), "")
         if here_nccl and not nccl_version:
@@ -179,14 +179,10 @@ def _log(path: str, problems: list[Problem]) -> tuple[Iterable[Assignment], list
     return reading.assignments, failed, reading.nccl_version
 
 
-def _lines(stream: object) -> Iterable[str]:
-    """Lines, the over-long ones in pieces, so that a line of 100 MB needs no 100 MB."""
-    readline = stream.readline  # type: ignore[attr-defined]
+def _lines(stream: TextIO) -> Iterator[str]:
+    """The beginning of each line, so that a line of 100 MB needs no 100 MB."""
     started = False
-    while True:
-        piece = readline(log_reader.LINE_LIMIT)
-        if not piece:
-            return
+    while piece := stream.readline(log_reader.LINE_LIMIT):
         if not started:
             yield piece
         started = not piece.endswith("\n")

@@ -6,13 +6,14 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from nccl_doctor.env.nccl_conf import Setting
 from nccl_doctor.env.socket_interface import Choice, nccl_bootstrap, nccl_interfaces
 from nccl_doctor.env.versions import Version
+from nccl_doctor.facts.files import read_yaml
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.findings.model import EnvAdvice
 
@@ -76,10 +77,7 @@ class Station(msgspec.Struct, frozen=True):
 @functools.cache
 def traps() -> tuple[Trap, ...]:
     """The known traps."""
-    import yaml
-
-    raw: Any = yaml.safe_load((Path(__file__).parent / "interface_traps.yaml").read_text(encoding="utf-8"))
-    return msgspec.convert(raw, tuple[Trap, ...])
+    return msgspec.convert(read_yaml(Path(__file__).parent / "interface_traps.yaml"), tuple[Trap, ...])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import enum
 import functools
-import importlib.resources
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from nccl_doctor.env import versions
 from nccl_doctor.env.versions import Version
+from nccl_doctor.facts.files import read_yaml
 
 # The newest releases whose variables are known; assumed, and said so, where nothing names a version.
 NEWEST_NCCL = "2.32.3"
@@ -79,6 +80,9 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }.get(self.kind, "")
 
 
+_KINDS = {"bool": "boolean", "int": "integer", "size": "integer"}  # of the types in C++ sources
+
+
 class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One variable that some program reads.
 
@@ -111,6 +115,11 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     quiet: bool = False  # everywhere and harmless: lint says nothing about it
     family: str = ""
     vendor: str = ""  # a cloud's plugin whose profile prescribes other variables
+
+    @property
+    def kind(self) -> str:
+        """What its values are: the kind that people wrote down for it, else the type in its reader's source."""
+        return self.values.kind if self.values else _KINDS.get(self.type, self.type)
 
     @property
     def of_torch(self) -> bool:
@@ -170,13 +179,8 @@ class Knowledge(msgspec.Struct, frozen=True):
 
 
 def _read(name: str) -> Any:
-    data = importlib.resources.files("nccl_doctor.env") / "data" / name
-    text = data.read_bytes()
-    if name.endswith(".json"):
-        return msgspec.json.decode(text)
-    import yaml
-
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    path = Path(__file__).parent / "data" / name
+    return msgspec.json.decode(path.read_bytes()) if name.endswith(".json") else read_yaml(path)
 
 
 def _risk(row: dict[str, Any], system: frozenset[str]) -> str:

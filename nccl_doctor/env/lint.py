@@ -131,7 +131,7 @@ def remarks(
     meaning: tuple[SingleRule, ...] = lint_values.RULES
     for item in items:
         answer = context.answer(item.name)
-        told = list(lint_names.judge(item, answer, context))
+        told = list(lint_names.judge(item, answer))
         if all(said.severity is Severity.INFO for said in told) and not item.lost:
             # Of a variable nobody reads the value does not matter, and of a value nobody reads the meaning.
             told += [said for rule in syntax for said in rule(item, answer, context)]
@@ -144,7 +144,7 @@ def remarks(
             scopes.setdefault(item.scope, []).append(item)
     for members in scopes.values():
         for together in lint_together.RULES:
-            found += together(members, context)
+            found += together(members)
     found = [_in_a_benchmark(made) for made in found if not ignored(made)]
     order = {id(item): place for place, item in enumerate(items)}
     found.sort(key=lambda remark: (order.get(id(remark.assignment), len(order)), remark.finding.id))

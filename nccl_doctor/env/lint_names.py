@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Nobody, Status
-from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
+from nccl_doctor.env.lint import Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.findings.model import EnvAdvice, Severity
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
 
-def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+def judge(item: Assignment, answer: Answer) -> Iterator[Said]:
     """What is wrong with the name. At most one remark about its status, and one about it being lost."""
     if item.written and item.how is How.CONF:
         yield from _conf_name(item)
@@ -26,7 +26,7 @@ def judge(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     elif answer.status is Status.UNKNOWN:
         yield from _unknown(item, answer)
     elif answer.variable is not None:
-        yield from _dated(item, answer, context)
+        yield from _dated(item, answer)
 
 
 def _conf_name(item: Assignment) -> Iterator[Said]:
@@ -106,7 +106,7 @@ def _unknown(item: Assignment, answer: Answer) -> Iterator[Said]:
         )
 
 
-def _dated(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+def _dated(item: Assignment, answer: Answer) -> Iterator[Said]:
     variable = answer.variable
     assert variable is not None
     reader = "PyTorch" if variable.of_torch else "NCCL" if variable.of_nccl else variable.reader

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.env import number
 from nccl_doctor.env.assignments import Assignment, How
-from nccl_doctor.env.lint import Context, Edit, Remark, Said, doubtful, remark
+from nccl_doctor.env.lint import Edit, Remark, Said, doubtful, remark
 from nccl_doctor.findings.model import Severity
 
 _IB_ONLY = (
@@ -46,7 +46,7 @@ def _against(
     return remark(item, Said("contradiction", title, severity=severity, fix=fix, edit=edit), others=(other,))
 
 
-def no_infiniband(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def no_infiniband(members: Sequence[Assignment]) -> Iterator[Remark]:
     """InfiniBand switched off and configured at once."""
     for first, net in _pairs(members, "NCCL_IB_DISABLE", "NCCL_NET"):
         if _on(first) and (net.value or "").casefold() == "ib":
@@ -73,7 +73,7 @@ def no_infiniband(members: Sequence[Assignment], context: Context) -> Iterator[R
             )
 
 
-def no_peer_to_peer(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def no_peer_to_peer(members: Sequence[Assignment]) -> Iterator[Remark]:
     """NCCL_P2P_DISABLE=1 beats NCCL_P2P_LEVEL; NVLS switched off and demanded."""
     for off, level in _pairs(members, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
         if _on(off):
@@ -92,7 +92,7 @@ def no_peer_to_peer(members: Sequence[Assignment], context: Context) -> Iterator
             )
 
 
-def limits_crossed(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def limits_crossed(members: Sequence[Assignment]) -> Iterator[Remark]:
     """A minimum above the maximum; too many sockets."""
     for low, high in (("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")):
         for least, most in _pairs(members, low, high):
@@ -114,7 +114,7 @@ def limits_crossed(members: Sequence[Assignment], context: Context) -> Iterator[
             )
 
 
-def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def torch_pairs(members: Sequence[Assignment]) -> Iterator[Remark]:
     """Old and new name of one PyTorch variable, and settings that switch each other off."""
     for new in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING"):
         for old, now in _pairs(members, f"NCCL_{new}", f"TORCH_NCCL_{new}"):
@@ -144,7 +144,7 @@ def torch_pairs(members: Sequence[Assignment], context: Context) -> Iterator[Rem
                 )
 
 
-def subsystems_and_level(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def subsystems_and_level(members: Sequence[Assignment]) -> Iterator[Remark]:
     """NCCL_DEBUG_SUBSYS chooses among lines that NCCL_DEBUG does not let through, or lets all of them through."""
     for subsystems, level in _pairs(members, "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG"):
         chosen, printed = (subsystems.value or "").upper(), (level.value or "").upper()
@@ -169,7 +169,7 @@ def subsystems_and_level(members: Sequence[Assignment], context: Context) -> Ite
             )
 
 
-def first_line_wins(members: Sequence[Assignment], context: Context) -> Iterator[Remark]:
+def first_line_wins(members: Sequence[Assignment]) -> Iterator[Remark]:
     """In nccl.conf the first line of a name wins, not the last; in env lists the last one does."""
     seen: dict[str, Assignment] = {}
     for item in members:

@@ -12,7 +12,7 @@ from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, w
 from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
 
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
-_YES_NO = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
+_YES, _NO = frozenset({"y", "yes", "1", "t", "true"}), frozenset({"n", "no", "0", "f", "false"})
 
 _SILENCE = "an empty set of subsystems silences everything, WARN lines too"
 
@@ -40,11 +40,6 @@ def shown(item: Assignment) -> str:
     return item.name if item.value is None else f"{item.name}={item.value}"
 
 
-def _integers(variable: Variable) -> bool:
-    kind = variable.values.kind if variable.values else variable.type
-    return kind in ("integer", "int", "size")
-
-
 def not_text(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
     """A value that must be a string and is not."""
     if not item.not_text:
@@ -65,7 +60,7 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[S
         return
     plain = re.split(r"\s#", value.strip())[0].strip().strip("\"'")
     trouble = ""
-    number_of_nccl = answer.variable is not None and _integers(answer.variable)
+    number_of_nccl = answer.variable is not None and answer.variable.kind == "integer"
     windows = item.text.endswith("\r") and not context.nccl_at_least(CARRIAGE_RETURN_CUT_SINCE)
     if windows and not number_of_nccl:  # after a number it is passed over
         trouble, value = "the Windows line end becomes", f"{value}\r"
@@ -105,14 +100,14 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Said
         return
     if item.how is How.LOG:
         return  # NCCL has printed what it made of it
-    kind = variable.values.kind if variable.values else variable.type
+    kind = variable.kind
     if not value:
         trouble = _empty(variable)
     elif kind in ("word", "word-list", "tuning-list", "pattern"):
-        trouble = _words(variable, value, kind, context)
-    elif kind in ("boolean", "bool"):
+        trouble = _words(variable, value, context)
+    elif kind == "boolean":
         trouble = _boolean(variable, value)
-    elif _integers(variable):
+    elif kind == "integer":
         trouble = _integer(variable, value, answer.default, context)
     elif kind == "path" and value.startswith("~") and item.how not in (How.EXPORT, How.PREFIX):
         trouble = "~ is not expanded here"
@@ -157,16 +152,15 @@ def _empty(variable: Variable) -> str:
         return _SILENCE
     if variable.values is not None and variable.values.fatal and variable.of_torch:
         return f"empty is none of its values; it {variable.values.otherwise}"
-    switch = variable.values.kind if variable.values else variable.type
-    return _raises(variable) if _by_getcvar(variable) and switch in ("boolean", "bool", "integer", "int") else ""
+    return _raises(variable) if _by_getcvar(variable) and variable.kind in ("boolean", "integer") else ""
 
 
 def _raises(variable: Variable) -> str:
     return f'PyTorch raises "Invalid value for environment variable: {variable.name}"'
 
 
-def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
-    values = variable.values
+def _words(variable: Variable, value: str, context: Context) -> str:
+    values, kind = variable.values, variable.kind
     if values is None:
         return ""
     if kind == "pattern":
@@ -199,7 +193,7 @@ def _words(variable: Variable, value: str, kind: str, context: Context) -> str:
 
 
 def _boolean(variable: Variable, value: str) -> str:
-    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES_NO else ""
+    return _raises(variable) if _by_getcvar(variable) and value.lower() not in _YES | _NO else ""
 
 
 def _integer(variable: Variable, value: str, default: str, context: Context) -> str:
@@ -253,10 +247,8 @@ def leftover(item: Assignment, answer: Answer, context: Context) -> Iterator[Sai
 
 
 def _same(known: str, value: str, variable: Variable) -> bool:
-    if known == "1" and variable.values and variable.values.kind == "boolean":
-        return value.lower() in ("1", "y", "yes", "t", "true")
-    if known == "0" and variable.values and variable.values.kind == "boolean":
-        return value.lower() in ("0", "n", "no", "f", "false")
+    if variable.values and variable.values.kind == "boolean":
+        return value.lower() in (_YES if known == "1" else _NO)
     if number.is_number(known) and number.is_number(value):
         return number.as_read(known) == number.as_read(value)
     return known.casefold() == value.casefold()

@@ -7,65 +7,59 @@ from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
+from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import shape
+from nccl_doctor.explain.lines import ranks_of
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def for_cause(
-    case: Case, id: str, playbook: str, evidence: tuple[Evidence, ...]
-) -> tuple[tuple[Fix, ...], tuple[EnvAdvice, ...]]:
-    """Fixes (now, then for good) and environment variables for a cause: what ``env recommend`` knows, for these logs."""
-    if not playbook:
-        return (), ()
-    page = playbooks.load(playbook)
-    fixes = tuple(
-        Fix(
-            _here(_first_paragraph(page.section(heading)), evidence),
-            _here(_first_command(page.section(heading)), evidence),
-        )
-        for heading in ("Fix now", "Fix for good")
-    )
-    set_here = {name: value for name in case.env if (value := case.value(name)) is not None}
+def fix(page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
+    """What the playbook says under this heading, with the device that the first line quoted names."""
+    text = page.section(heading)
+    return Fix(_here(_first_paragraph(text), evidence), _here(_first_command(text), evidence))
+
+
+def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evidence, ...]) -> tuple[EnvAdvice, ...]:
+    """What to set and to unset for a cause: what ``env recommend`` knows, for these logs."""
+    nccl, set_here = _oldest(case, "nccl"), {name: case.value(name) or "" for name in case.env}
     if case.gpudirect_off:
         set_here.setdefault("NCCL_NET_GDR_LEVEL", "LOC")  # no advice to switch off what is off
     quoted = " ".join(item.text for item in evidence)
-    blamed = [
-        Assignment(name, value, how=How.LOG)
-        for name, value in set_here.items()
-        if name in quoted and related.concerns(name, id)
-    ]
-    env = recommend.workarounds(page.env, _oldest(case, "nccl"), set_here)
-    wrong = [item.name for item in blamed if item.name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
-    return fixes, env + recommend.removals(blamed, _oldest(case, "nccl"), _oldest(case, "torch"), wrong)
+    blamed = [name for name in set_here if name in quoted and related.concerns(name, id)]
+    wrong = [name for name in blamed if name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
+    assignments = [Assignment(name, set_here[name], how=How.LOG) for name in blamed]
+    return recommend.workarounds(page.env, nccl, set_here) + recommend.removals(
+        assignments, nccl, _oldest(case, "torch"), wrong
+    )
 
 
-# What a playbook writes for any device, and how the lines name the one at hand.
+# By the area of causes: what a playbook writes for any device, how the lines name the one at hand, and how it is written.
 _DEVICES = (
-    ("mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b")),
-    ("-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")),
+    ("ib.", "mlx5_0", re.compile(r"\bmlx5_(?:bond_)?\d+\b"), "{}"),
+    ("gpu.", "-i N", re.compile(r"PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"), "-i {}.0"),
 )
 
 
 def _here(text: str, evidence: tuple[Evidence, ...]) -> str:
     """A playbook's words with the device that the first line quoted names, if it names one."""
-    for placeholder, pattern in _DEVICES:
+    for _, placeholder, pattern, written in _DEVICES:
         named = set(pattern.findall(evidence[0].text)) if evidence else set()
         if len(named) == 1:
-            text = text.replace(placeholder, f"-i {named.pop()}.0" if placeholder == "-i N" else named.pop())
+            text = text.replace(placeholder, written.format(named.pop()))
     return text
 
 
 def device(cause: Cause) -> str:
     """The GPU or RDMA device that the deciding line names, if it names one and no line like it names another."""
     alike = [item.text for item in cause.evidence if shape(item.text) == shape(cause.evidence[0].text)]
-    for (_, pattern), start in zip(_DEVICES, ("ib.", "gpu."), strict=True):
+    for area, _, pattern, _ in _DEVICES:
         named = set(pattern.findall(" ".join(alike)))
-        if cause.id.startswith(start) and len(named) == 1:
+        if cause.id.startswith(area) and len(named) == 1:
             return str(named.pop())
     return ""
 
@@ -95,6 +89,7 @@ def _oldest(case: Case, what: str) -> str:
 
 
 _NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
+_HANG = "nccl-doctor hang --hosts HOSTFILE"
 _NEXT = {
     "net.": _NETWORK,
     "ib.": "nccl-doctor check --stage infiniband --hosts HOSTFILE",
@@ -122,10 +117,10 @@ _SHOWN_BY_STACKS = ("app.straggler-timeout", "app.collective-mismatch")
 
 
 def _says(case: Case, words: str) -> bool:
-    """Whether any line kept has these words (an expression, any case)."""
+    """Whether any line kept has these words, which are given in lower case, in any case."""
     summary = case.summary
     kept = [*(group.hits for group in summary.groups.values()), *summary.tails.values(), *summary.before.values()]
-    return any(re.search(words, hit.text, re.IGNORECASE) for hits in kept for hit in hits)
+    return any(words in hit.text.lower() for hits in kept for hit in hits)
 
 
 def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
@@ -137,8 +132,8 @@ def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
     """The commands or inputs that would decide (or confirm); the most telling first."""
     if verdict is Verdict.HEALTHY:
-        return ()
-    steps = [proof.next for proof in case.summary.proofs[:2] if proof.next]
+        return (f"if the job stands still now: {_HANG}",) if case.course.no_end_told else ()
+    steps = [proof.next for proof in case.summary.proofs[:2]]
     best = causes[0] if causes else None
     if verdict is Verdict.UNDECIDED or (best and best.confidence < 0.8):
         gone = _closed_first(case) if best and best.id == "net.peer-lost" else ""
@@ -150,50 +145,54 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
-    missing = _missing_ranks(case) or ranges(
-        [rank for rank in best.ranks if rank not in case.summary.ranks] if best else []
-    )
+    heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
+    missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
-        yield f"collect the logs of {_named(missing)}: they are not among these, and the others only waited"
+        yield f"collect the logs of {_named(missing)}: nothing that it said is among these, and the others only waited"
     elif best and best.id == "app.rank-exception":
         who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
-        if case.course.interrupted_hang:
-            yield "before you end it the next time: nccl-doctor hang --hosts HOSTFILE"
-        else:
-            yield "if it still hangs: py-spy dump --pid PID of every rank into one file, for explain to compare"
+        when = "before you end it the next time" if case.course.interrupted_hang else "if it still hangs"
+        yield f"{when}: {_HANG}"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
-    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS:
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
+    if case.course.only_began:
+        yield f"if the job stands still: {_HANG}"
+        yield "if it went on: give explain its own output as well"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
-        if _says(case, "NCCL INFO"):  # any such line: what is missing was cut away, not switched off
+        if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        else:
+        elif best or case.distributed or _says(case, "nccl"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
-    elif verdict is Verdict.UNDECIDED and not best and not case.has("nccl-init-complete"):
-        yield "if the job hangs there: py-spy dump --pid PID of every rank into one file, for explain to compare"
+        else:
+            yield "give what the job itself printed: none of these lines is known to come from a distributed job"
+    elif (
+        verdict is Verdict.UNDECIDED and not best and not case.course.only_began and not case.has("nccl-init-complete")
+    ):
+        yield f"if the job stands still: {_HANG}"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 
 
 def _to_confirm(best: Cause) -> Iterator[str]:
     """What would show that it is this cause."""
-    if best.playbook and any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
+    if any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
         yield "nccl-doctor env recommend --hosts HOSTFILE"
     yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
-        yield f"on {where}: dmesg -T | grep -i -E 'oom|killed process'"
+        yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"
 
 
 def _record_again(torch: str) -> str:
     """How to run again so that a hang leaves evidence behind: what ``env recommend --for hang`` sets."""
 
     def settings(release: str) -> str:
-        return " ".join(f"{item.name}={item.value}" for item in recommend.recorder(release))
+        return " ".join(f"{item.name}={item.value}" for item in recorder(release))
 
     if torch and not settings(torch):
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+import math
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -27,10 +29,10 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
     summary = Summary()
     for source in sources:
         found = scan(source)
-        if "ras-report" in found.groups and isinstance(source.lines, (bytes, str)):
+        if "ras-report" in found.groups and isinstance(source.content, (bytes, str)):
             from nccl_doctor.explain import snapshots  # few logs need it
 
-            found.proofs += snapshots.of_log(source.name, source.lines)
+            found.proofs += snapshots.of_log(source.name, source.content)
         summary.merge(found)
     return explain(summary)
 
@@ -70,9 +72,8 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    playbook = playbooks.for_finding(item.id)
+    page = playbooks.load(playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
-    fixes, env = advice.for_cause(case, item.id, playbook, evidence)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
@@ -80,9 +81,10 @@ def _cause(case: Case, item: Candidate) -> Cause:
         evidence=evidence,
         ranks=tuple(sorted(item.ranks)),
         hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
-        fixes=fixes,
-        env=env,
-        playbook=playbook,
+        fixes=(advice.fix(page, "Fix now", evidence),),
+        for_good=advice.fix(page, "Fix for good", evidence),
+        env=advice.variables(case, item.id, page, evidence),
+        playbook=page.id,
         why=item.why,
     )
 
@@ -106,20 +108,40 @@ def _notes(case: Case) -> tuple[str, ...]:
 
 
 def _timeline(case: Case) -> tuple[Moment, ...]:
-    """The first sign of each kind of event, in time (or line) order."""
+    """The first sign of each kind of event, in order of time."""
+    order = _order(case)
     events = [
-        (case.hits(signature.name)[0], signature.fold or signature.cause)
+        (min(case.hits(signature.name), key=order), signature.fold or signature.cause)
         for signature in case.seen(Role.CAUSE, Role.SYMPTOM)
     ]
     events += [(item.hit, f"{item.type}: {item.message}"[:90]) for item in case.exceptions.ordinary[:3]]
-    timed = all(hit.seconds is not None for hit, _ in events)
-    events.sort(key=lambda event: ((event[0].seconds or 0.0) if timed else 0.0, event[0].file, event[0].line))
     firsts: dict[str, Hit] = {}
-    for hit, what in events:
+    for hit, what in sorted(events, key=lambda event: order(event[0])):
         firsts.setdefault(what, hit)
     return tuple(
         Moment(_clock(hit), _who(hit), what, hit.file, hit.line) for what, hit in list(firsts.items())[:MAX_MOMENTS]
     )
+
+
+def _order(case: Case) -> Callable[[Hit], tuple[float, str, int]]:
+    """When a line was written: as it says, or as the next one in its file does that says it, or else the last one.
+
+    A process that fails is told of at once: the lines behind its traceback are nearer than those of its start. Files that tell
+    no time come last.
+    """
+    groups = case.summary.groups.values()
+    clock = sorted(
+        [(hit.file, hit.line, hit.seconds) for group in groups for hit in group.hits if hit.seconds is not None]
+    )
+
+    def order(hit: Hit) -> tuple[float, str, int]:
+        if hit.seconds is not None:
+            return hit.seconds, hit.file, hit.line
+        behind = bisect.bisect(clock, (hit.file, hit.line, 0.0))
+        near = (*clock[behind : behind + 1], *clock[max(0, behind - 1) : behind])
+        return next((seconds for file, _, seconds in near if file == hit.file), math.inf), hit.file, hit.line
+
+    return order
 
 
 def _who(hit: Hit) -> str:

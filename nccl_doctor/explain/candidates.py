@@ -9,7 +9,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import ending, later, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
@@ -21,7 +21,6 @@ _AFTERWARDS = 0.2  # how a program ends that had given up before
 _EXTRA = 0.012  # each further signature that agrees
 _LIKELIEST = (0.36, 0.32, 0.29, 0.26)
 _FURTHER = (0.24, 0.22, 0.2)
-_TOPIC = {cause: nth for nth, cause in enumerate(topics.TOPICS)}  # of equals the one that is named first
 
 
 def collect(case: Case) -> list[Candidate]:
@@ -61,7 +60,9 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 strength,
                 _title(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
-                *speakers(hits),
+                ranks_of(hits),
+                {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups}
+                or hosts_of(hits),  # of whom they speak
                 signature.why,
             )
 
@@ -88,15 +89,26 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 
 
+_DEAD_WORKER = re.compile(r"Worker PID: (\d+)")
+
+
 def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
-    of a kernel that has waited in vain for other ranks, or a crash after XLA had aborted its communicators."""
+    of a kernel that has waited in vain for other ranks, a crash after XLA had aborted its communicators, a fabric manager
+    that found no switch to manage, or a worker of Ray whose own watchdog ended it."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
         before = case.hits("deepep-timeout", "symmetric-signal-timeout")
     elif hit.signature in _CRASHED:
         before = case.hits("xla-communicator")
+    elif hit.signature == "fabric-manager":
+        before = case.hits("no-switch-to-manage")
+    elif hit.signature == "ray-vanished":
+        before = case.hits("watchdog-timeout", "watchdog-down")
+        dead = _DEAD_WORKER.search(hit.text)
+        if dead and any(f"pid={dead[1]}," in one.text or f"pid={dead[1]})" in one.text for one in before):
+            return True  # Ray passes a worker's last words on when it may have told of its end already
     else:
         return False
     # Of one file the order tells: the clocks of hosts, and of what passes lines on, differ.
@@ -115,8 +127,8 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    why = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
-    votes = sorted(why, key=lambda pair: (-len(pair[1]), _TOPIC[pair[0]]))
+    told = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    votes = sorted(told, key=lambda pair: -len(pair[1]))
     return [
         Candidate(
             cause,
@@ -134,7 +146,13 @@ def _last_resort(case: Case) -> list[Candidate]:
     """What is left when no signature is convincing: words, else the log's last lines."""
     if found := _by_words(case, _LIKELIEST):
         return found
-    last = [hit for hits in case.summary.tails.values() for hit in hits[-3:] if topics.says_failure(hit.text)]
+    calm = list(case.seen(Role.HARMLESS))
+    last = [
+        hit
+        for hits in case.summary.tails.values()
+        for hit in hits[-3:]
+        if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
+    ]
     if not last:
         return []
     title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"
@@ -142,14 +160,17 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
-_NOT_SAID = {"address": "a peer", "peer": "a peer", "host": "a host"}
+# What a title says of a hole, with the words that lead to it: left out where no line tells it.
+_SAID = re.compile(r"(?:: | \(\w+ | (?:at|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
 
 
 def _title(template: str, hits: list[Hit]) -> str:
     """The title with the words of the first hit that has them all; not every wording of a message says everything."""
     names = set(_HOLE.findall(template))
-    groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), hits[0].groups)
-    return _HOLE.sub(lambda hole: shortened(groups.get(hole.group(1), _NOT_SAID.get(hole.group(1), "?")), 80), template)
+    groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), None)
+    if groups is None:
+        return _SAID.sub("", template)
+    return _HOLE.sub(lambda hole: shortened(groups[hole.group(1)], 80), template)
 
 
 def _join(found: Iterable[Candidate]) -> list[Candidate]:

@@ -100,7 +100,7 @@ class Case:
 
     def has(self, *names: str) -> bool:
         """Whether any of these signatures hit."""
-        return any(name in self.summary.groups and self.summary.groups[name].count for name in names)
+        return not self.summary.groups.keys().isdisjoint(names)
 
     def count(self, *names: str) -> int:
         """How many lines these signatures recognised."""
@@ -200,8 +200,8 @@ class Case:
         """Versions of NCCL, torch, CUDA and the driver that the logs name; several are joined by comma."""
         found: dict[str, set[str]] = {}
         for signature, name in _VERSIONS:
-            for hit in self.hits(signature):
-                version = _VERSION.match(hit.groups.get("version", ""))
+            for told in {hit.groups.get("version", "") for hit in self.hits(signature)}:
+                version = _VERSION.match(told)
                 if version:
                     text = version.group().rstrip(".")
                     number, _, cuda = text.partition("+cuda")

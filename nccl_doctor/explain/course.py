@@ -8,7 +8,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.lines import later, place
+from nccl_doctor.explain.lines import by_file, later, place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
@@ -33,6 +33,7 @@ _LONG = 300.0  # seconds without a step
 _SLURMS_TIME = "CANCELLED AT "
 _ZONES, _ZONES_APART = 1800.0, 14 * 3600.0  # seconds: time zones differ by multiples of the first, up to the second
 _CLOCKS_APART = 10.0  # seconds: what clocks of two hosts may differ
+_PASTED = 5.0  # seconds: more than a job's streams lie behind one another
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _CTRL_C = re.compile(r"(?:^|\s)\^C(?:[\s^\\\"]|$)")
@@ -49,7 +50,15 @@ GAVE_UP = (  # waiting in vain
 )
 _WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-_BEGINNINGS = ("nccl-init-start", "nccl-init-complete", "channel-net", "channel-p2p", "channel-shm", "network-used")
+_BEGINNINGS = (
+    "nccl-init-start",
+    "nccl-init-complete",
+    "channel-net",
+    "channel-p2p",
+    "channel-shm",
+    "network-used",
+    "net-socket-using",
+)
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (
@@ -112,9 +121,25 @@ class Course:
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
         case = self._case
-        if case.has(*_WORK) or not self._began:
+        if not self._began or any(not self._before_nccl(hit) for name in _WORK for hit in case.lasts(name)):
             return False
         return not case.has("nccl-init-complete") or bool(self._interrupted)
+
+    @functools.cached_property
+    def only_began(self) -> bool:
+        """Whether the last that is told is that NCCL was initialised, or what it would use: a job that hangs in its first
+        collective says no more, and neither does one whose own output is elsewhere."""
+        return self._began and not self._case.has(*_WORK, "run-ended", "exit-zero")
+
+    @property
+    def no_end_told(self) -> bool:
+        """Whether steps are the last that is told of the work: it may go on, and it may stand still since."""
+        return self._case.has("progress") and not self._case.has(*_ENDS, "exit-zero", "ended-well")
+
+    def _before_nccl(self, work: Hit) -> bool:
+        """Whether work was done before NCCL began in its file: a download, the preparation of data."""
+        begun = [hit for hit in self._case.hits(*_BEGINNINGS) if hit.file == work.file]
+        return bool(begun) and work.line < min(hit.line for hit in begun)
 
     @property
     def _began(self) -> bool:
@@ -217,7 +242,11 @@ class Course:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         case, worst = self._case, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
-        ends = {hit.file: hit.line for hit in (*case.hits("run-ended"), *case.lasts("run-ended"))}
+        ends = {
+            hit.file: hit.line
+            for hit in (*self._run_ended, *case.lasts("run-ended"))
+            if place(hit) not in self._of_another
+        }
         for end in case.lasts("exit-zero"):
             worked = self._last_step_before("exit-zero", end.file)
             if worked >= worst.get(end.file, 0) + LINES_AFTER:
@@ -226,11 +255,24 @@ class Course:
         return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items()) and not self.left_out
 
     @functools.cached_property
+    def _run_ended(self) -> list[Hit]:
+        return [end for end in self._case.hits("run-ended") if place(end) not in self._of_another]
+
+    @functools.cached_property
+    def _of_another(self) -> set[tuple[str, int]]:
+        """Good ends that stand below a trouble and are older than it, by the clock: of another job, whose log was pasted below."""
+        case = self._case
+        told = [hit for signature in case.seen(Role.CAUSE, Role.SYMPTOM) for hit in case.hits(signature.name)]
+        return {
+            place(end)
+            for end in (*case.hits("run-ended"), *case.lasts("run-ended"))
+            if any(later(end, hit) and hit.host in ("", end.host) and _after(hit, end, _PASTED) for hit in told)
+        }
+
+    @functools.cached_property
     def left_out(self) -> set[str]:
         """Hosts with a trouble that, by its time, came after the end that others tell of, whatever stands first in their file."""
-        ends: dict[str, list[Hit]] = {}
-        for end in self._case.hits("run-ended"):
-            ends.setdefault(end.file, []).append(end)
+        ends = by_file(self._case.hits("run-ended"))
         return {hit.host for hit in self.troubles if hit.file in ends and _after_all(hit, ends[hit.file])}
 
     @functools.cached_property
@@ -241,8 +283,7 @@ class Course:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        case = self._case
-        ends = case.hits("run-ended")
+        case, ends = self._case, self._run_ended
         troubles = [
             item.hit
             for item in case.summary.tracebacks
@@ -294,7 +335,10 @@ class Course:
     def outlived(self, hit: Hit, lines: int = LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
         ends = [self._case.last(name, hit.file) for name in _ENDS]
-        if any(end is not None and end.line > hit.line for end in ends) and hit.file not in self.failed_files:
+        if (
+            any(end and end.line > hit.line and place(end) not in self._of_another for end in ends)
+            and hit.file not in self.failed_files
+        ):
             return True
         step = self._case.last("progress", hit.file)
         if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
@@ -318,6 +362,10 @@ class Course:
         return bool(lasts) and all(self._overcome(name, last) for last in lasts)
 
     def _overcome(self, name: str, last: Hit) -> bool:
+        if name == "master-refused" and any(
+            last.file == one.file and last.line < one.line for one in self._case.hits("watchdog-timeout")
+        ):
+            return True  # a collective comes after the rendezvous
         if name in _RETRIES:
             return self.outlived(last)
         if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):
@@ -330,10 +378,8 @@ class Course:
     @functools.cached_property
     def _ends(self) -> dict[str, list[Hit]]:
         """The lines that tell of a good end, by file."""
-        found: dict[str, list[Hit]] = {}
-        for hit in self._case.hits(*_ENDS, "exit-zero", "ended-well"):
-            found.setdefault(hit.file, []).append(hit)
-        return found
+        good = self._case.hits(*_ENDS, "exit-zero", "ended-well")
+        return by_file(hit for hit in good if place(hit) not in self._of_another)
 
     def resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
@@ -381,10 +427,8 @@ class Course:
         """Whether the last step that was reported took far longer than the first one."""
         if self._case.has(PACE_LEFT):
             return True
-        texts: dict[str, list[str]] = {}
-        for hit in (*self._case.hits("progress"), *self._case.tail):
-            texts.setdefault(hit.file, []).append(hit.text)
-        return any(_slower("\n".join(lines)) for lines in texts.values())
+        told = by_file((*self._case.hits("progress"), *self._case.tail)).values()
+        return any(_slower("\n".join(hit.text for hit in hits)) for hits in told)
 
     @functools.cached_property
     def slower_steps(self) -> list[Hit]:
@@ -403,13 +447,14 @@ class Course:
 
 def _after_all(hit: Hit, ends: list[Hit]) -> bool:
     """Whether a host's line came shortly after these ends of its file, all of them told by other hosts."""
-    return all(
-        end.seconds is not None
-        and hit.seconds is not None
-        and _CLOCKS_APART < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
-        and "" != hit.host != end.host != ""
-        for end in ends
-    )
+    return all(_after(hit, end, _CLOCKS_APART) and "" != hit.host != end.host != "" for end in ends)
+
+
+def _after(hit: Hit, end: Hit, least: float) -> bool:
+    """Whether a line was printed after another by at least so many seconds, and not merely in another time zone."""
+    if hit.seconds is None or end.seconds is None:
+        return False
+    return least < hit.seconds - end.seconds < _ZONES - _CLOCKS_APART
 
 
 def _slower(steps: str) -> bool:

@@ -18,7 +18,7 @@ LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
     r"WorkerGroupError|ControllerError|TrainingFailedError|WorkerGroupStartup\w+Error|WorkerHealthCheckFailedError|"
-    r"GetTimeoutError)"
+    r"GetTimeoutError|RayGetError|EnforceNotMet)"
 )
 _LAUNCHERS_FILE = re.compile(
     r"/bin/(?:torchrun|accelerate|deepspeed)\b|torch/distributed/(?:run|launch|launcher|elastic)\b|accelerate/commands/|"

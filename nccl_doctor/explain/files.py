@@ -11,11 +11,13 @@ import msgspec
 from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
 from nccl_doctor.explain.printable import printable
-from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import PIECE, plan, scan, scan_descriptor
+from nccl_doctor.explain.readers import content, inputs
+from nccl_doctor.explain.readers.plan import plan
+from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
+STDIN_HELD = 8 << 20  # RAS reports are read out of standard input up to this size
 
 
 def read_file(file: inputs.LogFile) -> Summary:
@@ -24,23 +26,21 @@ def read_file(file: inputs.LogFile) -> Summary:
         return Summary(files=1, bytes=file.size, bundles=[file.path])
     source = LogSource(file.name, b"", file.rank, file.host)
     try:
-        with inputs.opened(file.path) as raw:
-            head = raw.read(inputs.HEAD)
-            packed = bool(inputs.compression(head))
+        with content.opened(file.path) as raw:
+            head = raw.read(content.HEAD)
+            packed = content.unpacker(head) is not None
             if packed:
                 head = _unpacked_head(file.path)
             state = kinds.kind(head)
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
-            codec = inputs.utf16(head)
-            if not codec and inputs.binary(head):
-                raise inputs.InputError("is no text: not read as a log")
-            if codec or packed:
-                summary = _read_pieces(file, source)
+            content.require_text(head)
+            if packed or content.utf16(head):
+                summary = _read_pieces(source, content.pieces(file.path))
             else:
                 raw.seek(0)
                 summary = scan_descriptor(source, raw.fileno())
-    except (inputs.InputError, OSError) as error:
+    except (content.InputError, OSError) as error:
         return Summary(problems=[InputProblem(file.name, str(error))])
     if state or "ras-report" in summary.groups:  # a RAS report is text, and may stand in the middle of a job's output
         summary.dumps.append(file.path)
@@ -52,25 +52,43 @@ def read_file(file: inputs.LogFile) -> Summary:
 
 def _unpacked_head(path: str) -> bytes:
     try:
-        return inputs.content(path, inputs.HEAD)
-    except inputs.InputError:
+        return content.beginning(path, content.HEAD)
+    except content.InputError:
         return b""  # it is told when the file is read
 
 
-def _read_pieces(file: inputs.LogFile, source: LogSource) -> Summary:
-    """A file that has to be unpacked or decoded; what can be read of a damaged one is used."""
+def _read_pieces(source: LogSource, pieces: Iterator[bytes]) -> Summary:
+    """What has to be unpacked or decoded; what can be read of a damaged one is used."""
     problems: list[InputProblem] = []
 
     def guarded() -> Iterator[bytes]:
         try:
-            yield from inputs.pieces(file.path)
-        except inputs.InputError as error:
-            problems.append(InputProblem(file.name, str(error)))
+            yield from pieces
+        except content.InputError as error:
+            problems.append(InputProblem(source.name, str(error)))
 
-    summary = scan(msgspec.structs.replace(source, lines=inputs.text_pieces(guarded())))
+    summary = scan(msgspec.structs.replace(source, content=content.text_pieces(guarded())))
     summary.problems.extend(problems)
     if problems and not summary.bytes:
         summary.files = 0
+    return summary
+
+
+def _read_stdin() -> Summary:
+    """Standard input, with what the RAS reports in it prove, if it is short enough to be held in memory."""
+    held = bytearray()
+
+    def pieces() -> Iterator[bytes]:
+        for piece in content.stdin_pieces():
+            if len(held) <= STDIN_HELD:
+                held.extend(piece)
+            yield piece
+
+    summary = _read_pieces(LogSource("stdin", b""), pieces())
+    if "ras-report" in summary.groups and len(held) <= STDIN_HELD:
+        from nccl_doctor.explain import snapshots
+
+        summary.proofs += snapshots.of_log("stdin", bytes(held))
     return summary
 
 
@@ -131,12 +149,13 @@ def explain_paths(
     files, problems = inputs.find(wanted)
     summary = read_all(files, workers, meanwhile)
     if "-" in names:
-        summary.merge(scan(inputs.stdin_source()))
+        summary.merge(_read_stdin())
     summary.problems = [*problems, *summary.problems]
     if summary.dumps:
         from nccl_doctor.explain import snapshots
 
-        summary.proofs, refused = snapshots.read(summary.dumps)
+        proofs, refused = snapshots.read(summary.dumps)
+        summary.proofs += proofs
         summary.problems += refused
     explanation = reasoning()(summary)
     explanation = msgspec.structs.replace(explanation, saved_runs=tuple(summary.bundles))
@@ -178,7 +197,7 @@ def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
     found = []
     buffer = bytearray(PIECE)
     try:
-        with inputs.opened(name) as raw:
+        with content.opened(name) as raw:
             for skip in skips:
                 raw.seek(skip.offset)
                 lines = 0
@@ -188,6 +207,6 @@ def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:
                         return []
                     lines += buffer.count(b"\n", 0, wanted)
                 found.append((skip.line, skip.size - lines))
-    except (inputs.InputError, OSError):
+    except (content.InputError, OSError):
         return []
     return found

@@ -17,6 +17,14 @@ def in_order(hits: Iterable[Hit]) -> list[Hit]:
     return sorted({place(hit): hit for hit in hits}.values(), key=place)
 
 
+def by_file(hits: Iterable[Hit]) -> dict[str, list[Hit]]:
+    """The lines of each file, in their order."""
+    found: dict[str, list[Hit]] = {}
+    for hit in hits:
+        found.setdefault(hit.file, []).append(hit)
+    return found
+
+
 def later(one: Hit, other: Hit) -> bool:
     """Whether ``one`` stands further down in the same file."""
     return one.file == other.file and one.line > other.line

@@ -13,14 +13,13 @@ SCHEMA = 1
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """One log: its name and its lines.
+    """One log: its name and what it holds, as a whole or in pieces of any size.
 
-    ``lines`` yields bytes (or text) line by line, or in any other pieces; a single ``bytes``/``str`` is a whole log.
     ``rank`` and ``host`` are used for lines that do not say their own.
     """
 
     name: str
-    lines: Iterable[bytes] | Iterable[str] | bytes | str
+    content: bytes | str | Iterable[bytes]
     rank: int | None = None
     host: str = ""
 
@@ -65,7 +64,6 @@ class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     function: str = ""
     frames: tuple[str, ...] = ()
-    chained: bool = False
     known: tuple[str, ...] = ()
     more: tuple[Hit, ...] = ()  # the message's further lines; without a message the line of code that raised
 
@@ -80,15 +78,15 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # "flight-recorder" or "ras"
     title: str
     evidence: tuple[Evidence, ...]
+    next: str
     cause: str = ""
     candidates: tuple[str, ...] = ()
     confidence: float = 0.5
     ranks: tuple[int, ...] = ()
-    next: str = ""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One cause the logs point to. ``confidence`` in 0..1; below 0.5 it is only a candidate."""
+    """One cause the logs point to. ``confidence`` in 0..1; below 0.5 it is only a candidate. ``fixes`` are for now."""
 
     id: str
     confidence: float
@@ -97,9 +95,15 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    for_good: Fix | None = None
     env: tuple[EnvAdvice, ...] = ()
     playbook: str = ""
     why: str = ""
+
+    @property
+    def all_fixes(self) -> tuple[Fix, ...]:
+        """What to do now, then for good."""
+        return (*self.fixes, self.for_good) if self.for_good else self.fixes
 
     def to_finding(self) -> Finding:
         """The same as a finding, for reports that mix it with others."""
@@ -112,7 +116,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
             hosts=self.hosts,
             confidence=self.confidence,
             places=places,
-            fixes=self.fixes,
+            fixes=self.all_fixes,
             env=self.env,
         )
 

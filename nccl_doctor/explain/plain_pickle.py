@@ -38,8 +38,6 @@ class PlainPickleRefused(ValueError):
     """The bytes are not a pickle of plain data; says why, and at which byte where that is known."""
 
     def __init__(self, reason: str, offset: int | None = None) -> None:
-        self.reason = reason
-        self.offset = offset
         super().__init__(reason if offset is None else f"{reason} (at byte {offset})")
 
 
@@ -121,11 +119,14 @@ class _Machine:
 
     # The stack.
 
-    def pop(self) -> PlainData:
-        floor = self.marks[-1] if self.marks else 0
-        if len(self.stack) <= floor:
+    def pop(self, count: int) -> list[PlainData]:
+        """The last values, in the order in which they were pushed."""
+        start = len(self.stack) - count
+        if start < (self.marks[-1] if self.marks else 0):
             raise self.refused("stack underflow")
-        return self.stack.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
 
     def pop_to_mark(self) -> list[PlainData]:
         if not self.marks:
@@ -134,18 +135,6 @@ class _Machine:
         items = self.stack[start:]
         del self.stack[start:]
         return items
-
-    def top_list(self) -> list[PlainData]:
-        top = self.stack[-1] if self.stack else None
-        if not isinstance(top, list):
-            raise self.refused("items for something that is not a list")
-        return top
-
-    def top_dict(self) -> dict[str | int, PlainData]:
-        top = self.stack[-1] if self.stack else None
-        if not isinstance(top, dict):
-            raise self.refused("items for something that is not a dict")
-        return top
 
     def top(self) -> PlainData:
         if not self.stack:
@@ -186,37 +175,22 @@ class _Machine:
     def binfloat(self) -> None:
         self.stack.append(struct.unpack(">d", self.take(8))[0])
 
-    def append(self) -> None:
-        value = self.pop()
-        self.top_list().append(value)
-
-    def appends(self) -> None:
-        items = self.pop_to_mark()
-        self.top_list().extend(items)
-
-    def setitem(self) -> None:
-        value, key = self.pop(), self.pop()
-        self.set_items([key, value])
-
-    def setitems(self) -> None:
-        self.set_items(self.pop_to_mark())
+    def append(self, items: list[PlainData]) -> None:
+        target = self.top()
+        if not isinstance(target, list):
+            raise self.refused("items for something that is not a list")
+        target.extend(items)
 
     def set_items(self, items: list[PlainData]) -> None:
+        target = self.top()
+        if not isinstance(target, dict):
+            raise self.refused("items for something that is not a dict")
         if len(items) % 2:
             raise self.refused("a dict with a key but no value")
-        target = self.top_dict()
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, (str, int)):
                 raise self.refused(f"a dict key of type {type(key).__name__}")
             target[key] = value
-
-    def tuple_of(self, count: int) -> None:
-        items = [self.pop() for _ in range(count)]
-        self.stack.append(tuple(reversed(items)))
-
-    def tuple_to_mark(self) -> None:
-        items = self.pop_to_mark()
-        self.stack.append(tuple(items))
 
     def get(self, width: int) -> None:
         index = self.unsigned(width)
@@ -247,16 +221,16 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
     0x58: lambda m: m.text(4),
     0x8D: lambda m: m.text(8),
     0x5D: lambda m: m.push([]),
-    0x61: _Machine.append,
-    0x65: _Machine.appends,
+    0x61: lambda m: m.append(m.pop(1)),
+    0x65: lambda m: m.append(m.pop_to_mark()),
     0x7D: lambda m: m.push({}),
-    0x73: _Machine.setitem,
-    0x75: _Machine.setitems,
+    0x73: lambda m: m.set_items(m.pop(2)),
+    0x75: lambda m: m.set_items(m.pop_to_mark()),
     0x29: lambda m: m.push(()),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    0x74: _Machine.tuple_to_mark,
+    0x85: lambda m: m.push(tuple(m.pop(1))),
+    0x86: lambda m: m.push(tuple(m.pop(2))),
+    0x87: lambda m: m.push(tuple(m.pop(3))),
+    0x74: lambda m: m.push(tuple(m.pop_to_mark())),
     0x68: lambda m: m.get(1),
     0x6A: lambda m: m.get(4),
     0x71: lambda m: m.put(1),

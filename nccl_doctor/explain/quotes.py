@@ -9,7 +9,7 @@ from nccl_doctor.explain import related, topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.exceptions import LAUNCHER
-from nccl_doctor.explain.lines import hosts_of, in_order, place, ranks_of
+from nccl_doctor.explain.lines import by_file, hosts_of, in_order, place, ranks_of
 from nccl_doctor.explain.model import Consequence, Hit, Role
 from nccl_doctor.explain.signatures import Signature
 from nccl_doctor.findings.model import Evidence
@@ -90,18 +90,15 @@ def _latest(case: Case, quoted: list[Hit]) -> list[Hit]:
 
 def _around(case: Case, quoted: list[Hit]) -> list[Hit]:
     """Lines that sound like trouble next to the quoted ones, the nearest first: the same event in other words."""
-    places: dict[str, list[int]] = {}
-    for hit in quoted:
-        places.setdefault(hit.file, []).append(hit.line)
-    apart = {
-        place(hit): min(abs(hit.line - line) for line in places[hit.file])
-        for hit in topics.trouble(case)
-        if hit.file in places
-    }
+    beside = by_file(quoted)
     effects = {place(hit) for symptom in _folded(case) for hit in case.hits(symptom.name)}
-    near = [hit for hit in topics.trouble(case) if apart.get(place(hit), _NEAR) < _NEAR]
-    near = [hit for hit in near if place(hit) not in effects]
-    return _fresh(quoted, sorted(near, key=lambda hit: (apart[hit.file, hit.line], hit.file, hit.line)))
+
+    def apart(hit: Hit) -> int:
+        return min(abs(hit.line - other.line) for other in beside[hit.file])
+
+    others = [hit for hit in topics.trouble(case) if hit.file in beside and place(hit) not in effects]
+    near = [hit for hit in others if apart(hit) < _NEAR]
+    return _fresh(quoted, sorted(near, key=lambda hit: (apart(hit), place(hit))))
 
 
 def _folded(case: Case) -> list[Signature]:

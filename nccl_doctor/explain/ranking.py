@@ -9,7 +9,7 @@ from nccl_doctor.explain.candidates import PLAUSIBLE, collect
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES, SIGINT
 from nccl_doctor.explain.diagnoses import Candidate
-from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.lines import later, place
 from nccl_doctor.explain.model import Hit, Role
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
@@ -65,9 +65,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         "launch.env-missing": "net.port-in-use",
         "sw.library-conflict": "sw.no-nccl-backend gpu.driver",
         "sw.nccl-version-mismatch": "gpu.driver",
-        "env.bad-nccl-var": "",
         "gpu.oom": "gpu.driver",
-        "app.dataloader-worker": "",
     }.items()
 }
 _SEEN = 0.8  # a firewall that somebody saw dropping, not one that is only concluded
@@ -217,6 +215,8 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         return any(hit.signature.startswith("image-not-") for hit in cause.hits)  # a pod that never starts has no name
     if cause.id == "net.firewall" and effect.id == "net.master-unreachable":
         return before[cause.id] >= _SEEN
+    if effect.id == "gpu.illegal-access" and cause.id in _BY_THE_ADAPTER:
+        return _same_process_before(cause, effect)
     if effect.id in EXPLAINS.get(cause.id, frozenset()):
         # Where each could explain the other, the stronger one does; of equals neither.
         return cause.id not in EXPLAINS.get(effect.id, frozenset()) or before[cause.id] > before[effect.id]
@@ -233,6 +233,17 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
     # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
     later = case.after(_first(cause), _first(effect))
     return later is not True
+
+
+_BY_THE_ADAPTER = frozenset(("ib.retry-exceeded", "ib.gdr"))
+
+
+def _same_process_before(cause: Candidate, effect: Candidate) -> bool:
+    """Whether each process of the effect told of the cause first: its adapter had failed before its GPU did."""
+    told = [hit for hit in effect.hits if hit.pid]
+    return bool(told) and all(
+        any(one.pid == hit.pid and one.host == hit.host and later(hit, one) for one in cause.hits) for hit in told
+    )
 
 
 # What makes a job slow or hang: somebody who watches it stops it, and looks for the reason afterwards.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.explain.model import Cause, Consequence, Explanation, Verdict
+from nccl_doctor.explain.quotes import MAX_EVIDENCE
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity
+from nccl_doctor.findings.model import Evidence, Finding, Severity
 
-MAX_EVIDENCE = 20
 MAX_NEXT = 6
 
 
@@ -28,7 +28,7 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
     A fault that a run proved is a cause; one that the logs point to as well comes first and takes the logs' lines. What a
     run could not measure is a problem of the input: it can make nothing healthy.
     """
-    faults = [_cause(item, run) for run in runs for item in run.findings if _is_fault(item)]
+    faults = [_cause(item, run) for run, item in _findings(runs, Severity.FAIL)]
     told = list(explanation.causes)
     decided = logs and explanation.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
     both = []
@@ -40,6 +40,7 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
     alone = [fault for fault in faults if not any(_related(fault.id, cause.id) for cause in both)]
     causes = (*both, *told, *alone) if decided else (*both, *alone, *told)
     verdict = explanation.verdict if decided and not both else _verdict(explanation, runs, bool(faults), logs)
+    steps = [*(step for run in runs for step in run.next), *(explanation.next if logs else ())]
     return msgspec.structs.replace(
         explanation,
         verdict=verdict,
@@ -47,29 +48,21 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
         causes=causes,
         consequences=(
             *explanation.consequences,
-            *(_folded(item) for run in runs for item in run.findings if _is_folded(item)),
+            *(_folded(item) for _, item in _findings(runs, Severity.FAIL, folded=True)),
         ),
-        next=tuple(dict.fromkeys([*(step for run in runs for step in run.next), *(explanation.next if logs else ())]))[
-            :MAX_NEXT
-        ],
+        next=tuple(dict.fromkeys(steps))[:MAX_NEXT],
         notes=(
             *explanation.notes,
-            *(f"{run.name}: {item.title}" for run in runs for item in run.findings if _is_warning(item)),
+            *(f"{run.name}: {item.title}" for run, item in _findings(runs, Severity.WARN)),
         ),
         evidence=explanation.evidence if logs else tuple(Evidence(_summary(run), run.name) for run in runs),
     )
 
 
-def _is_fault(item: Finding) -> bool:
-    return item.severity is Severity.FAIL and not item.folded_under
-
-
-def _is_folded(item: Finding) -> bool:
-    return item.severity is Severity.FAIL and bool(item.folded_under)
-
-
-def _is_warning(item: Finding) -> bool:
-    return item.severity is Severity.WARN and not item.folded_under
+def _findings(runs: list[SavedRun], severity: Severity, folded: bool = False) -> list[tuple[SavedRun, Finding]]:
+    """The findings of this severity, with their runs; those that another finding explains are ``folded``."""
+    told = [(run, item) for run in runs for item in run.findings if item.severity is severity]
+    return [(run, item) for run, item in told if bool(item.folded_under) is folded]
 
 
 def _related(one: str, other: str) -> bool:
@@ -84,17 +77,11 @@ def _cause(item: Finding, run: SavedRun) -> Cause:
         evidence=item.evidence[:MAX_EVIDENCE],
         ranks=tuple(sorted({place.rank for place in item.places if place.rank is not None})),
         hosts=item.hosts,
-        fixes=_together(item.fixes),
+        fixes=item.fixes,
         env=item.env,
         playbook=playbooks.for_finding(item.id),
         why=f"Measured by the run saved as {run.name}.",
     )
-
-
-def _together(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """What to do now as one: after it an explanation says what to do for good."""
-    on = dict.fromkeys(f"on {fix.host}: {fix.command}" if fix.host else fix.command for fix in fixes if fix.command)
-    return (Fix("; ".join(fix.text for fix in fixes), "\n$ ".join(on)),) if fixes else ()
 
 
 def _joined(fault: Cause, told: Cause) -> Cause:
@@ -105,7 +92,7 @@ def _joined(fault: Cause, told: Cause) -> Cause:
         confidence=max(fault.confidence, told.confidence),
         hosts=tuple(sorted({*fault.hosts, *told.hosts})),
         evidence=(*told.evidence[: MAX_EVIDENCE // 2], *fault.evidence[: MAX_EVIDENCE // 2]),
-        fixes=(*fault.fixes, *told.fixes[1:]) if fault.fixes else told.fixes,
+        fixes=fault.fixes or told.fixes,
         env=fault.env or told.env,
         why=f"{told.why} {fault.why}".strip(),
     )

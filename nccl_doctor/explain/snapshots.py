@@ -12,28 +12,26 @@ from pathlib import Path
 
 from nccl_doctor.explain import flight_recorder, kinds, plain_pickle, ras
 from nccl_doctor.explain.model import InputProblem, Proof
-from nccl_doctor.explain.readers import inputs
+from nccl_doctor.explain.readers import content
 
 # At most one byte more than is ever read, so that the readers can refuse what is too large.
 LIMIT = max(plain_pickle.MAX_BYTES, ras.MAX_BYTES) + 1
-HEAD = 64 << 10  # enough of a file to know its kind
 
 
 def read(paths: Sequence[str]) -> tuple[list[Proof], list[InputProblem]]:
     """All proofs that these files give together, and the files that could not be used."""
     problems: list[InputProblem] = []
-    found = {path: kinds.kind(head) for path, head in _contents(paths, HEAD, problems)}
-    proofs = [*_dumps([path for path in found if found[path] == "dump"], problems)]
-    proofs += _reports([path for path in found if found[path] == "ras"], problems)
-    return proofs, problems
+    found = {path: kinds.kind(head) for path, head in _contents(paths, content.HEAD, problems)}
+    dumps, reports = ([path for path in found if found[path] == kind] for kind in ("dump", "ras"))
+    return [*_dumps(dumps, problems), *_reports(reports, problems)], problems
 
 
 def _contents(paths: Iterable[str], limit: int, problems: list[InputProblem]) -> Iterator[tuple[str, bytes]]:
     """The first bytes of each file, decompressed; one after the other, so that only one is in memory."""
     for path in paths:
         try:
-            yield path, inputs.content(path, limit)
-        except inputs.InputError as error:
+            yield path, content.beginning(path, limit)
+        except content.InputError as error:
             problems.append(InputProblem(path, str(error)))
 
 
@@ -64,18 +62,18 @@ def _jobs(paths: Iterable[str]) -> list[list[str]]:
 
 def _reports(paths: list[str], problems: list[InputProblem]) -> Iterator[Proof]:
     reports = []
-    for path, content in _contents(paths, LIMIT, problems):
+    for path, data in _contents(paths, LIMIT, problems):
         try:
-            reports.extend(ras.read(content, path))
+            reports.extend(ras.read(data, path))
         except ValueError as error:
             problems.append(InputProblem(path, str(error)))
-    yield from _ras_proofs(reports)
+    yield from _judged(reports)
 
 
 def of_log(name: str, log: bytes | str) -> list[Proof]:
     """What the RAS reports prove that stand in a log that is at hand."""
-    return list(_ras_proofs(ras.read(log.encode() if isinstance(log, str) else log, name)))
+    return _judged(ras.read(log.encode() if isinstance(log, str) else log, name))
 
 
-def _ras_proofs(reports: list[ras.Report]) -> Iterator[Proof]:
-    yield from ras.conclude(sorted(reports, key=lambda report: report.timestamp))
+def _judged(reports: list[ras.Report]) -> list[Proof]:
+    return [*ras.conclude(sorted(reports, key=lambda report: report.timestamp))]

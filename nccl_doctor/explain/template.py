@@ -1,7 +1,7 @@
 """Message templates: the text a program prints, with named holes. Matching is linear in the line's length.
 
 ``"connect to {address} failed : {error}"`` matches when its literal pieces occur in the line in this order. A hole
-takes what stands between two pieces: ``{name}`` anything, ``{name:int}`` an optionally signed whole number,
+takes what stands between two pieces: ``{name}`` anything, ``{name:int}`` an optionally signed whole number of 64 bits,
 ``{name:hex}``, ``{name:word}`` no blank, ``{}`` anything, thrown away. A hole at the end takes the rest of the line
 (typed: as much as fits). There is no backtracking: each piece is looked up once from left to right, and when a typed
 hole does not fit, only the first piece is looked for again, at most eight times. So no line can make a template slow.
@@ -13,8 +13,8 @@ import re
 
 _HOLE = re.compile(r"\{([a-z_]*)(?::(int|hex|word|num))?\}")
 _TYPES = {
-    "int": re.compile(r"[-+]?\d+"),
-    "num": re.compile(r"[-+]?\d+(?:\.\d+)?"),
+    "int": re.compile(r"[-+]?\d{1,18}(?!\d)"),  # 64 bits: nothing counts further
+    "num": re.compile(r"[-+]?\d{1,18}(?!\d)(?:\.\d+)?"),
     "hex": re.compile(r"(?:0x)?[0-9a-fA-F]+"),
     "word": re.compile(r"\S+"),
 }

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import bystanders, prefix
 
-# Cause id -> words. A line can belong to several; the special ones stand first only for readability.
+# Cause id -> words. A line can belong to several; of causes with as many lines the one that stands first here is named first.
 TOPICS: dict[str, str] = {
     "gpu.nvlink": r"nvlink|nvswitch|sxid",
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|pcieport|aer:|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
@@ -70,7 +69,7 @@ TOPICS: dict[str, str] = {
     "app.dataloader-worker": r"dataloader|data loader worker",
     "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|corrupt|truncated",
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
-    "env.bad-nccl-var": r"\bNCCL_(?!DEBUG)[A-Z_]+|TORCH_NCCL_\w+|environment variable",
+    "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG)[A-Z_]+\b(?!\())",
 }
 
 
@@ -138,12 +137,12 @@ def may_say_failure(texts: Iterable[str]) -> bool:
 def says_failure(text: str) -> bool:
     """Whether a line says that something failed, and does not merely count that nothing did."""
     told = _FAILURE_WORDS.search(_COUNTED_NONE.sub("", text)) is not None
-    return told and not records.lists_settings(text) and not prefix.is_of_a_model(text)
+    return told and not bystanders.lists_settings(text) and not bystanders.is_of_a_model(text)
 
 
 def sounds_bad(text: str) -> bool:
     """Whether a line with a word of trouble is more than noise, or than a system service's note."""
-    return not _NOISE.search(text) and (not prefix.is_of_a_service(text) or says_failure(text))
+    return not _NOISE.search(text) and (not bystanders.is_of_a_service(text) or says_failure(text))
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,11 +154,18 @@ def trouble(case: Case) -> list[Hit]:
 
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
+_NUMBER = re.compile(r"\d+")
+_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
+_ASKED = 600  # characters of a line: its end, behind the prefixes
+_SHAPES = 150  # so many different lines tell what a log is about
 
 
 def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it. Lines that differ only in numbers no words ask for are asked once."""
-    table: dict[str, list[Hit]] = defaultdict(list)
+    """Cause id -> lines whose words belong to it, in the order of :data:`TOPICS`.
+
+    Lines that differ only in numbers no words ask for are asked once.
+    """
+    table: dict[str, list[Hit]] = {cause: [] for cause in TOPICS}
     effects = {place(hit) for symptom in case.seen(Role.SYMPTOM) if symptom.cause for hit in case.hits(symptom.name)}
     known: dict[str, tuple[str, ...]] = {}
     for hit in (hit for hit in trouble(case) if place(hit) not in effects):
@@ -169,13 +175,7 @@ def vote(case: Case) -> dict[str, list[Hit]]:
             known[shape] = tuple(cause for cause in TOPICS if _words(cause).search(text))
         for cause in known.get(shape, ()):
             table[cause].append(hit)
-    return table
-
-
-_NUMBER = re.compile(r"\d+")
-_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
-_ASKED = 600  # characters of a line: its end, behind the prefixes
-_SHAPES = 150  # so many different lines tell what a log is about
+    return {cause: hits for cause, hits in table.items() if hits}
 
 
 def about(case: Case, cause: str) -> list[Hit]:

@@ -8,6 +8,7 @@ from nccl_doctor.explain import advice, quotes, topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, shape
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.diagnoses.initialisation import IF_IT_HANGS
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
@@ -28,7 +29,7 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    healthy = good and not _failure_seen(case) and not case.course.unfinished
+    healthy = good and not _failure_seen(case) and not case.course.unfinished and not case.course.only_began
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 
 
@@ -40,49 +41,56 @@ def _rivalled(candidates: list[Candidate]) -> bool:
 
 def _failure_seen(case: Case) -> bool:
     """Whether anything failed that the work did not outlive (:meth:`Course.outlived`)."""
-    course, exceptions = case.course, case.exceptions
     if case.has(PACE_LEFT):
         return True  # whatever its end: it paid for something
-    if course.recovered:
+    if case.course.recovered:
         return False
-    if (
-        course.interrupted_hang
-        or course.stopped_tables
-        or exceptions.ordinary
-        or any(not item.type for item in case.summary.tracebacks)
-    ):
-        return True  # an exception, or a traceback that was cut before it
-    if (
-        course.slower_steps
-        or course.stands
-        or course.idle_engine
-        or course.ended_engine
-        or any("baseline" not in hit.text for hit in complaints(case))
-    ):
+    if _work_stopped(case):
         return True
-    outlived = [signature for signature in case.seen(*Role) if course.overcome(signature.name)]
+    outlived = [signature for signature in case.seen(*Role) if case.course.overcome(signature.name)]
     symptoms = [signature for signature in case.seen(Role.SYMPTOM) if signature not in outlived]
-    if any(place(hit) not in exceptions.caught for symptom in symptoms for hit in case.hits(symptom.name)):
+    caught = case.exceptions.caught
+    if any(place(hit) not in caught for symptom in symptoms for hit in case.hits(symptom.name)):
         return True
     calm = {
         place(hit)
         for signature in case.seen(Role.HARMLESS, Role.PROGRESS, Role.END)
         for hit in case.hits(signature.name)
     }
-    ends = case.signatures["run-ended"]
-    ended = {name for name, hits in case.summary.tails.items() if hits and ends.match(hits[-1].text) is not None}
-    failed = [
-        hit
-        for name, hits in case.summary.tails.items()
-        if name not in ended and topics.may_say_failure(hit.text for hit in hits)
-        for hit in _without_rows(case, hits[-LAST_LINES:])
-        if topics.says_failure(hit.text) and not _TALK.search(hit.text) and not course.outlived(hit)
-    ]
-    known = calm | exceptions.caught
+    known = calm | caught
     return any(
         place(hit) not in known and not any(signature.match(hit.text) is not None for signature in outlived)
-        for hit in failed
+        for hit in _bad_last_words(case)
     )
+
+
+def _work_stopped(case: Case) -> bool:
+    """Whether the program raised an exception, or the job hung, crawled, or was ended at its work."""
+    course = case.course
+    return bool(
+        course.interrupted_hang
+        or course.stopped_tables
+        or case.exceptions.ordinary
+        or any(not item.type for item in case.summary.tracebacks)  # cut before the exception
+        or course.slower_steps
+        or course.stands
+        or course.idle_engine
+        or course.ended_engine
+        or any("baseline" not in hit.text for hit in complaints(case))
+    )
+
+
+def _bad_last_words(case: Case) -> list[Hit]:
+    """The last lines that speak of a failure, of the files that do not close with the run's end."""
+    ends = case.signatures["run-ended"]
+    tails = [hits for hits in case.summary.tails.values() if hits and ends.match(hits[-1].text) is None]
+    return [
+        hit
+        for hits in tails
+        if topics.may_say_failure(hit.text for hit in hits)
+        for hit in _without_rows(case, hits[-LAST_LINES:])
+        if topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.course.outlived(hit)
+    ]
 
 
 def _without_rows(case: Case, last: list[Hit]) -> list[Hit]:
@@ -140,7 +148,11 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        return f"nothing in these logs failed{calm}"
+        goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
+        read = "what could be read of these logs" if case.summary.problems else "these logs"
+        return f"nothing in {read} failed{calm}{goes_on}"
+    if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
+        return "NCCL was initialised and the logs end there: whether any work followed they do not say"
     if not causes:
         return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]
@@ -148,15 +160,17 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
         if len(causes) > 1 and best.confidence >= DECIDED:
             return f"these logs do not decide between two: {best.title}; or {causes[1].title}"
         return f"these logs do not decide it; best guess: {best.title}"
-    where = ""
-    if best.ranks and len(best.ranks) <= 4 and len(best.ranks) < max(case.world, 2):
-        where = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
-        if len(best.hosts) == 1:
-            where += f" ({best.hosts[0]})"
-    elif len(best.hosts) == 1:
-        where = best.hosts[0]
-    named = advice.device(best)
+    where, named = _where(case, best), advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
     if title.startswith("rank"):  # which ones it says itself
         where = best.hosts[0] if len(best.ranks) == 1 and len(best.hosts) == 1 and best.hosts[0] not in title else ""
     return f"{where}: {title}" if where else title
+
+
+def _where(case: Case, best: Cause) -> str:
+    """The ranks and the host to blame; empty where they are many."""
+    host = best.hosts[0] if len(best.hosts) == 1 else ""
+    if not 0 < len(best.ranks) <= 4 or len(best.ranks) >= max(case.world, 2):
+        return host
+    ranks = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
+    return f"{ranks} ({host})" if host else ranks

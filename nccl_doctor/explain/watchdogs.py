@@ -34,7 +34,7 @@ _WORK = re.compile(
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
-_RANK = re.compile(r"Rank (\d+)\]")
+_RANK = re.compile(r"Rank (\d{1,9})\]")
 
 
 def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
@@ -48,11 +48,11 @@ def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
         group = _group_of(hit.text)
         groups.setdefault(rank, group)
         entry = table.setdefault((group, rank), Work(rank, group))
-        entry.enqueued = _number(hit.groups.get("enqueued"))
-        entry.completed = _number(hit.groups.get("completed"))
+        entry.enqueued = int(hit.groups["enqueued"])
+        entry.completed = int(hit.groups["completed"])
         entry.status_hit = entry.status_hit or hit
-        if entry.sequence is None:
-            entry.sequence = _number(hit.groups.get("sequence"))
+        if entry.sequence is None and "sequence" in hit.groups:
+            entry.sequence = int(hit.groups["sequence"])
     for hit in timeouts:
         rank = _rank_of(hit)
         if rank is None:
@@ -83,7 +83,3 @@ def _group_of(text: str) -> str:
 def _rank_of(hit: Hit) -> int | None:
     found = _RANK.search(hit.text)
     return int(found.group(1)) if found else hit.rank
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"-?\d+", text) else None

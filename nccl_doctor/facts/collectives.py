@@ -53,11 +53,9 @@ class RankError(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a rank said that it failed: ``kind`` is a word of the worker or an exception's name."""
 
     event: str
-    stage: str = ""
     kind: str = ""
     text: str = ""
     missing: tuple[int, ...] | None = None
-    limit_s: float = 0.0
     dialling: tuple[str, ...] = ()  # address:port of connections that nobody answered
 
 

@@ -1,4 +1,4 @@
-"""Writing a result's file: whole or not at all. A disk that is full leaves what was there before."""
+"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read in one way."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Any
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a data file that comes with nccl-doctor."""
+    import yaml
+
+    return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file beside ``path``, then rename it there; ``OSError`` passes through.
+    """Write a file beside ``path``, then rename it there; ``OSError`` passes through, and what was there stays.
 
     It keeps the permissions and the owner of the file that it replaces; ``private``: its owner alone may read it. A
     symbolic link stays one. What is there and is no file (a pipe, /dev/stdout) is written to, and so is a file in a

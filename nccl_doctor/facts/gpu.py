@@ -15,7 +15,6 @@ class NvLink(msgspec.Struct, frozen=True, omit_defaults=True):
 
     link: Count
     active: bool
-    version: Count | None = None
     remote: str | None = None  # PCI address of the other end
     remote_type: str | None = None  # gpu, switch, ibmnpu, unknown
     replay: Count | None = None
@@ -32,7 +31,6 @@ class Fabric(msgspec.Struct, frozen=True, omit_defaults=True):
     state: str
     status: int = 0  # an NVML return code, 0 is success; meaningful when completed
     cluster: str = ""  # 32 hex digits; all zero on one node
-    clique: int = 0
     degraded_bandwidth: bool | None = None
     route_recovery: bool | None = None  # under way
     route_unhealthy: bool | None = None
@@ -58,16 +56,13 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     uuid: str | None = None
     name: str | None = None
     serial: str | None = None
-    board_part: str | None = None
     vbios: str | None = None
     inforom: str | None = None
     gsp_firmware: str | None = None
-    minor: Count | None = None
     compute_capability: str | None = None
     memory_total_bytes: Count | None = None
     memory_used_bytes: Count | None = None
     memory_numa_node: int | None = None  # -1, or the host's NUMA node that the GPU's memory is (GH200, GB200)
-    bar1_total_bytes: Count | None = None
     utilization_percent: Count | None = None
     pcie_gen: Count | None = None
     pcie_gen_max: Count | None = None  # what GPU and slot can do together
@@ -77,28 +72,23 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     pcie_replays: Count | None = None
     temperature_c: Count | None = None
     temperature_slowdown_c: Count | None = None
-    temperature_shutdown_c: Count | None = None
     temperature_memory_c: Count | None = None
     temperature_memory_max_c: Count | None = None
     temperature_margin_c: int | None = None  # to the nearest slowdown
     power_w: Amount | None = None
     power_limit_w: Amount | None = None
     power_default_w: Amount | None = None
-    power_enforced_w: Amount | None = None
     clock_sm_mhz: Count | None = None
     clock_sm_max_mhz: Count | None = None
     clock_sm_application_mhz: Count | None = None
-    clock_memory_mhz: Count | None = None
     clock_memory_max_mhz: Count | None = None
     performance_state: Count | None = None
     throttle_reasons: Count | None = None  # bit mask, see rules/nvidia.py
     persistence_mode: bool | None = None
     compute_mode: str | None = None
     ecc_mode: bool | None = None
-    ecc_mode_pending: bool | None = None
     ecc_corrected_volatile: Count | None = None
     ecc_uncorrected_volatile: Count | None = None
-    ecc_corrected_aggregate: Count | None = None
     ecc_uncorrected_aggregate: Count | None = None
     retired_pages_pending: bool | None = None
     remapped_correctable: Count | None = None
@@ -151,11 +141,6 @@ class PciGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
     bus_id: str
     device: str | None = None
-    numa_node: int | None = None
-    link_speed: str | None = None
-    link_speed_max: str | None = None
-    link_width: str | None = None
-    link_width_max: str | None = None
     driver: str | None = None
     slot: str | None = None
     kind: str | None = msgspec.field(default=None, name="class")  # PCI class: 0x0300.. display, 0x0302.. 3D controller

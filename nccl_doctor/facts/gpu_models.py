@@ -7,7 +7,8 @@ import re
 
 import msgspec
 
-from nccl_doctor.facts.xid import load
+from nccl_doctor.facts.files import read_yaml
+from nccl_doctor.facts.xid import DATA
 
 
 class GpuModel(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ _VGPU = re.compile(r"-[0-9]+(-[0-9]+)?[ABCQ](ME)?$")  # the profile at the end o
 @functools.cache
 def models() -> tuple[GpuModel, ...]:
     """All models, in the order in which they are matched."""
-    return msgspec.convert(load("gpu_models.yaml")["models"], tuple[GpuModel, ...])
+    return msgspec.convert(read_yaml(DATA / "gpu_models.yaml")["models"], tuple[GpuModel, ...])
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,7 +26,6 @@ class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """The Ethernet interface (or IPoIB) of an RDMA device."""
 
     name: str
-    operstate: str | None = None
     mtu: Count | None = None
     master: str | None = None
 
@@ -88,7 +87,6 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     path: tuple[str, ...] = ()
     pci_device: str | None = None
     pci_vendor: str | None = None
-    numa_node: int | None = None
     netdevs: tuple[NetDevice, ...] = ()
     ports: tuple[Port, ...] = ()
     source: str = "sysfs"  # or the tool whose word stands in for it, see infiniband_witness
@@ -136,12 +134,17 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
     @functools.cached_property
     def ports_but_front_end(self) -> tuple[tuple[Device, Port], ...]:
         """All ports in PCI order, but those of an interface with a default route: the front end, whatever its card."""
-        found: list[tuple[Device, Port]] = []
-        routed = set(self.default_route_devices)
-        for device in sorted(self.devices, key=lambda item: (item.path, item.bus_id or "", item.name)):
-            front = any(interface.name in routed or interface.master in routed for interface in device.netdevs)
-            found += [(device, port) for port in device.ports if not (front and port.link_layer == ETHERNET)]
-        return tuple(found)
+        return tuple(
+            (device, port)
+            for device in sorted(self.devices, key=lambda item: (item.path, item.bus_id or "", item.name))
+            for port in device.ports
+            if not (port.link_layer == ETHERNET and self.carries_default_route(device))
+        )
+
+    def carries_default_route(self, device: Device) -> bool:
+        """Whether a default route leads through an interface of this device, or through the bond it is a port of."""
+        routed = self.default_route_devices
+        return any(interface.name in routed or interface.master in routed for interface in device.netdevs)
 
     def completed(self) -> InfinibandFact:
         """Where sysfs shows no device: with those that ibstat, ibv_devinfo and show_gids list."""

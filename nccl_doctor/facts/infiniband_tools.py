@@ -37,38 +37,24 @@ class ToolPort(msgspec.Struct, frozen=True):
     """A port: the tool's own words by lower-case field name with underscores (``link_layer``, ``base_lid``)."""
 
     number: int
-    fields: dict[str, str]
-    gids: tuple[ToolGid, ...] = ()
+    fields: dict[str, str] = {}
+    gids: list[ToolGid] = []
 
 
 class ToolDevice(msgspec.Struct, frozen=True):
     """A device with the tool's own fields and its ports."""
 
     name: str
-    fields: dict[str, str]
-    ports: tuple[ToolPort, ...]
+    fields: dict[str, str] = {}
+    ports: list[ToolPort] = []
 
 
 class ToolOutput(msgspec.Struct, frozen=True):
     """All devices; ``errors`` are lines in which the tool gave up, ``failed`` the device it gave up on."""
 
-    devices: tuple[ToolDevice, ...]
-    errors: tuple[str, ...] = ()
+    devices: list[ToolDevice]
+    errors: list[str]
     failed: str | None = None
-
-
-class _Port:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.fields: dict[str, str] = {}
-        self.gids: list[ToolGid] = []
-
-
-class _Device:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.fields: dict[str, str] = {}
-        self.ports: list[_Port] = []
 
 
 def _lines(text: str) -> list[str]:
@@ -81,50 +67,44 @@ def _field(line: str) -> tuple[str, str] | None:
     return (key, value.strip()) if separator and key and len(key) < 40 else None
 
 
-def _frozen(devices: list[_Device], errors: list[str], failed: str | None, tool: str) -> ToolOutput:
+def _put(devices: list[ToolDevice], key: str, value: str) -> None:
+    """A field of the last port, or of the last device before its first port."""
+    (devices[-1].ports[-1] if devices[-1].ports else devices[-1]).fields[key] = value
+
+
+def _output(tool: str, devices: list[ToolDevice], errors: list[str], failed: str | None = None) -> ToolOutput:
     if not devices and not failed:
         raise ToolTextError(f"no device in this text: it is not the output of {tool}")
-    return ToolOutput(
-        tuple(
-            ToolDevice(
-                device.name,
-                device.fields,
-                tuple(ToolPort(port.number, port.fields, tuple(port.gids)) for port in device.ports),
-            )
-            for device in devices
-        ),
-        tuple(errors),
-        failed,
-    )
+    return ToolOutput(devices, errors, failed)
 
 
 def parse_ibstat(text: str) -> ToolOutput:
     """``ibstat``: devices with ``ca_type``, ``firmware_version``; ports with ``state``, ``rate``, ``link_layer`` ..."""
-    devices: list[_Device] = []
+    devices: list[ToolDevice] = []
     errors: list[str] = []
     failed = None
     for line in _lines(text):
         if found := _IBSTAT_CA.match(line):
-            devices.append(_Device(found.group(1)))
+            devices.append(ToolDevice(found.group(1)))
         elif found := _PANIC.match(line):
             errors.append(line)
             failed = found.group(1)
         elif devices and re.match(r"Port [0-9]{1,3}:$", line):
-            devices[-1].ports.append(_Port(int(line[5:-1])))
+            devices[-1].ports.append(ToolPort(int(line[5:-1])))
         elif devices and (pair := _field(line)):
-            (devices[-1].ports[-1].fields if devices[-1].ports else devices[-1].fields)[pair[0]] = pair[1]
-    return _frozen(devices, errors, failed, "ibstat")
+            _put(devices, *pair)
+    return _output("ibstat", devices, errors, failed)
 
 
 def parse_ibv_devinfo(text: str) -> ToolOutput:
     """``ibv_devinfo`` (also ``-v``, and an excerpt of one port of it, which becomes a device without a name)."""
-    devices: list[_Device] = []
+    devices: list[ToolDevice] = []
     for line in _lines(text):
         pair = _field(line)
         if pair and pair[0] == "hca_id":
-            devices.append(_Device(pair[1]))
+            devices.append(ToolDevice(pair[1]))
         elif pair and pair[0] == "port" and pair[1].isdecimal() and len(pair[1]) < 4 and devices:
-            devices[-1].ports.append(_Port(int(pair[1])))
+            devices[-1].ports.append(ToolPort(int(pair[1])))
         elif found := _GID_LINE.match(line):
             port = _port_of(devices)
             version = {"RoCE v1": "v1", "RoCE v2": "v2"}.get(found.group(3) or "")
@@ -132,15 +112,15 @@ def parse_ibv_devinfo(text: str) -> ToolOutput:
         elif pair and pair[0] == "phys_state":
             _port_of(devices).fields[pair[0]] = pair[1]
         elif pair and devices:
-            (devices[-1].ports[-1].fields if devices[-1].ports else devices[-1].fields)[pair[0]] = pair[1]
-    return _frozen(devices, [], None, "ibv_devinfo")
+            _put(devices, *pair)
+    return _output("ibv_devinfo", devices, [])
 
 
-def _port_of(devices: list[_Device]) -> _Port:
+def _port_of(devices: list[ToolDevice]) -> ToolPort:
     if not devices:
-        devices.append(_Device(""))
+        devices.append(ToolDevice(""))
     if not devices[-1].ports:
-        devices[-1].ports.append(_Port(1))
+        devices[-1].ports.append(ToolPort(1))
     return devices[-1].ports[-1]
 
 

@@ -27,8 +27,6 @@ class Address(msgspec.Struct, frozen=True):
     up: bool = True
     running: bool = True
     loopback: bool = False
-    point_to_point: bool = False
-    scope: int = 0
 
     @property
     def interface(self) -> IPv4Interface | IPv6Interface:
@@ -51,11 +49,9 @@ class Device(msgspec.Struct, frozen=True):
 
     name: str
     operstate: str = ""
-    carrier: bool | None = None
     mtu: int | None = None  # bytes
     speed_mbps: int | None = None
     mac: str = ""
-    arp_type: int | None = None
     kind: str = ""
     driver: str = ""
     pci: str = ""

@@ -38,7 +38,6 @@ class PythonThread(msgspec.Struct, frozen=True):
 
     id: int | None = None
     name: str = ""
-    active: bool = False
     frames: tuple[Frame, ...] = ()
 
 
@@ -56,10 +55,7 @@ class Thread(msgspec.Struct, frozen=True):
     ``holder``: the process that has the file lock it waits for.
     """
 
-    id: int
-    name: str = ""
     state: str = ""
-    cpu_s: float = 0.0
     waits_in: str = ""
     call: str = ""
     file: str = ""
@@ -74,14 +70,10 @@ class Reading(msgspec.Struct, frozen=True):
 
     state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
-    threads: int = 0
     main: Thread | None = None
-    others: tuple[Thread, ...] = ()
     frozen: bool = False  # its control group is
-    switches: int | None = None
     tracer: int = 0
     resident_bytes: int = 0
-    swapped_bytes: int = 0
     read_bytes: int | None = None
     written_bytes: int | None = None
 
@@ -98,12 +90,10 @@ class Connection(msgspec.Struct, frozen=True):
     unsent_bytes: int = 0
     unread_bytes: int = 0
     before_unsent_bytes: int | None = None
-    before_unread_bytes: int | None = None
     timeouts: int = 0
     moved_bytes: int | None = None
     sent_ago_ms: int | None = None
     received_ago_ms: int | None = None
-    retransmitted: int | None = None
     acked_bytes: int | None = None
     received_bytes: int | None = None
 
@@ -124,13 +114,13 @@ class Process(msgspec.Struct, frozen=True):
     comm: str = ""
     program: str = ""
     script: str = ""
+    launcher: str = ""
     uid: int = 0
     start_ticks: int = 0
     age_s: float = 0.0
     namespace: str = ""
     environment: dict[str, str] = {}
     rank_pid: int = 0
-    launcher: str = ""
     spawned: bool = False
     placed: bool = False
     options: dict[str, str] = {}
@@ -161,7 +151,6 @@ class Refused(msgspec.Struct, frozen=True):
     """Python processes whose variables this user may not read."""
 
     count: int = 0
-    pids: tuple[int, ...] = ()
 
 
 class Job(Fact, frozen=True):
@@ -177,7 +166,6 @@ class Job(Fact, frozen=True):
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()
-    dump_problems: tuple[str, ...] = ()
     memory: tuple[dict[str, int], ...] = ()
     pressure: dict[str, str] = msgspec.field(default_factory=dict)
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)

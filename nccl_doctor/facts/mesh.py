@@ -78,7 +78,6 @@ class Listening(Fact, frozen=True, omit_defaults=True):
     ephemeral: tuple[int, ...]
     udp: int = 0
     master: MasterPort | None = None
-    port_range: tuple[int, int] | None = None  # net.ipv4.ip_local_port_range
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,7 +100,6 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts: Count = 1  # connects it took, one each half second; of a failed one: more if tried again
     rtt_min_ms: Amount | None = None  # older bundles lack it
     rtt_p50_ms: Amount | None = None
-    rtt_p99_ms: Amount | None = None
     messages: Count = 0
     answered: Count = 0
     lost_forward: Count = 0
@@ -176,7 +174,6 @@ class Flow(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: str
     bytes: Count = 0
     seconds: Amount = 0.0
-    retransmitted: Count = 0
     detail: str = ""
 
     @property

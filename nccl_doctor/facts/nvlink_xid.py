@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from nccl_doctor.facts.xid import load
+from nccl_doctor.facts.files import read_yaml
+from nccl_doctor.facts.xid import DATA
 
 # ... NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
 _XID74 = re.compile(r"on link ([0-9]{1,3}) ?\(((?:0x[0-9a-fA-F]{1,8}(?:, ?)?){3,8})\)")
@@ -61,7 +62,7 @@ class Tables(msgspec.Struct, frozen=True):
 @functools.cache
 def tables() -> Tables:
     """The parsed data file."""
-    return msgspec.convert(load("nvlink_xid.yaml"), Tables)
+    return msgspec.convert(read_yaml(DATA / "nvlink_xid.yaml"), Tables)
 
 
 def decode(number: int, text: str, model: str | None = None) -> Decoded | None:

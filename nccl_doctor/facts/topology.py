@@ -22,15 +22,11 @@ class PciDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
     bus_id: str
     kind: str  # gpu, nic, nvswitch
-    vendor: str | None = None
-    device: str | None = None
     verbs: tuple[str, ...] = ()
     netdevs: tuple[str, ...] = ()
     numa_node: int | None = None
     cpus: str | None = None
     path: tuple[str, ...] = ()
-    link_speed: str | None = None
-    link_speed_max: str | None = None
     link_width: str | None = None
     link_width_max: str | None = None
 
@@ -50,18 +46,9 @@ class Acs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Iommu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """IOMMU groups on this host, and the type of each GPU's and NIC's group by PCI address."""
+    """The type of each GPU's and NIC's IOMMU group, by PCI address."""
 
-    groups: int = 0
     types: dict[str, str] = {}
-
-
-class Cpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """CPU as /proc/cpuinfo names it."""
-
-    vendor: str | None = None
-    model: str | None = None
-    architecture: str | None = None
 
 
 class TopologyFact(Fact, frozen=True, omit_defaults=True):
@@ -77,4 +64,3 @@ class TopologyFact(Fact, frozen=True, omit_defaults=True):
     kernel: str = ""
     boot_options: tuple[str, ...] = ()
     hypervisor: str | None = None
-    cpu: Cpu = Cpu()

@@ -87,13 +87,10 @@ def _without_nvlink(matrix: Matrix) -> tuple[str, ...]:
     """GPUs without any NVLink where others have some (cards with a bridge), unless they have lost it."""
     kinds, names = matrix.kinds(), [gpu.name for gpu in matrix.gpus]
     read = [[kinds[name, other] for other in names if (name, other) in kinds] for name in names]
-    without = [
+    if lost_nvlink(matrix) or not any(nvlinks(kind) for row in read for kind in row):
+        return ()
+    return tuple(
         name for name, row in zip(names, read, strict=True) if len(row) == len(names) - 1 and not any(map(nvlinks, row))
-    ]
-    return (
-        tuple(without)
-        if len(without) < len(names) and any(nvlinks(kind) for row in read for kind in row) and not lost_nvlink(matrix)
-        else ()
     )
 
 

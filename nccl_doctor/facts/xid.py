@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
-from typing import Any
+from pathlib import Path
 
 import msgspec
+
+from nccl_doctor.facts.files import read_yaml
+
+DATA = Path(__file__).parent / "data"
 
 
 class Xid(msgspec.Struct, frozen=True, rename={"kind": "class"}):
@@ -30,21 +33,13 @@ class SXid(msgspec.Struct, frozen=True):
     severity: str
 
 
-def load(name: str) -> Any:
-    """The parsed YAML of a data file of this package."""
-    import yaml
-
-    text = importlib.resources.files("nccl_doctor.facts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 @functools.cache
 def xids() -> dict[int, Xid]:
     """Number -> Xid."""
-    return msgspec.convert(load("xid.yaml")["entries"], dict[int, Xid])
+    return msgspec.convert(read_yaml(DATA / "xid.yaml")["entries"], dict[int, Xid])
 
 
 @functools.cache
 def sxids() -> dict[int, SXid]:
     """Number -> SXid."""
-    return msgspec.convert(load("sxid.yaml")["entries"], dict[int, SXid])
+    return msgspec.convert(read_yaml(DATA / "sxid.yaml")["entries"], dict[int, SXid])

@@ -52,6 +52,11 @@ class Fix(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     risky: bool = False
 
+    @property
+    def told(self) -> str:
+        """What to do, and what it may cost."""
+        return self.text + (" (can interrupt running work)" if self.risky else "")
+
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_./:,@%+-][A-Za-z0-9_./:,@%+=-]*", re.ASCII)
 

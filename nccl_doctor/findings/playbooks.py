@@ -20,16 +20,16 @@ class EnvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str
 
 
-class Playbook(msgspec.Struct, frozen=True):
+class Playbook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One playbook: its front matter and its Markdown body."""
 
     id: str
     title: str
     area: str
     severity: str
-    tags: tuple[str, ...]
-    env: tuple[EnvEntry, ...]
     body: str
+    tags: tuple[str, ...] = ()
+    env: tuple[EnvEntry, ...] = ()
 
     def section(self, heading: str) -> str:
         """The text under ``## heading``, stripped; ``KeyError`` if there is none."""
@@ -41,15 +41,6 @@ class Playbook(msgspec.Struct, frozen=True):
 
 class PlaybookError(ValueError):
     """A playbook file that does not keep the format; says which file and what is wrong."""
-
-
-class _FrontMatter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: str
-    title: str
-    area: str
-    severity: str
-    tags: tuple[str, ...] = ()
-    env: tuple[EnvEntry, ...] = ()
 
 
 def directory() -> Path:
@@ -69,14 +60,15 @@ def parse(text: str, name: str) -> Playbook:
         raise PlaybookError(f"{name}: must begin with front matter between two lines '---'")
     head, body = text[4:].split("\n---\n", 1)
     try:
-        raw: Any = yaml.safe_load(head)
-        front = msgspec.convert(raw, _FrontMatter)
+        front: Any = yaml.safe_load(head)
+        told = {**front, "body": body.strip() + "\n"} if isinstance(front, dict) else front
+        playbook = msgspec.convert(told, Playbook)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise PlaybookError(f"{name}: front matter: {error}") from error
     found = tuple(line[3:].strip() for line in body.splitlines() if line.startswith("## "))
     if found != HEADINGS:
         raise PlaybookError(f"{name}: headings are {found}, expected {HEADINGS}")
-    return Playbook(front.id, front.title, front.area, front.severity, front.tags, front.env, body.strip() + "\n")
+    return playbook
 
 
 @functools.cache

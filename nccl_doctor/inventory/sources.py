@@ -35,7 +35,7 @@ def load(
         source = "standard input" if hosts_file == "-" else hosts_file
         return parse(_read(hosts_file, stdin), source)
     if host_list is not None:
-        return _from_list(host_list)
+        return from_list(host_list)
     if slurm_job:
         return _finish(slurm.entries(environment), slurm.SOURCE, "slurm", [])
     return Inventory((HostEntry(socket.gethostname()),), (), "this machine", "local")
@@ -81,8 +81,8 @@ def parse(data: bytes, source: str) -> Inventory:
     return _finish(entries, source, format, notices)
 
 
-def _from_list(host_list: str) -> Inventory:
-    """``-H node[01-04],gpu7,user@host:2222``."""
+def from_list(host_list: str, source: str = "-H") -> Inventory:
+    """The hosts of ``-H node[01-04],gpu7,user@host:2222``; ``source`` names the place in :class:`InventoryError`."""
     entries: list[HostEntry] = []
     formats: set[str] = set()
     colons: set[str] = set()
@@ -90,14 +90,14 @@ def _from_list(host_list: str) -> Inventory:
         try:
             parsed = lines.parse_spec(piece.strip())
         except BadName as error:
-            raise InventoryError("-H", None, piece, str(error)) from error
+            raise InventoryError(source, None, piece, str(error)) from error
         entries += parsed.entries
         formats.add(parsed.format)
         colons.add(parsed.colon)
     colons.discard("")
     if len(colons) > 1:
-        raise InventoryError("-H", None, host_list, "host:N reads as slots and as a port; write ports as [host]:N")
-    return _finish(entries, "-H", lines.choose(formats), lines.colon_notice("".join(colons)))
+        raise InventoryError(source, None, host_list, "host:N reads as slots and as a port; write ports as [host]:N")
+    return _finish(entries, source, lines.choose(formats), lines.colon_notice("".join(colons)))
 
 
 def _finish(entries: list[HostEntry], source: str, format: str, notices: list[str]) -> Inventory:

@@ -71,7 +71,7 @@ def html(runs: Sequence[Run]) -> str:
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>nccl-doctor bench: " + title + "</title>",
         "<style>body{font:14px sans-serif;margin:2em;max-width:64em}td,th{padding:.15em .8em;text-align:right}"
-        "caption{text-align:left;padding:.5em 0}table{margin-bottom:1em}</style></head><body>",
+        "caption{text-align:left;padding:.5em 0}table{margin-bottom:1em}svg{max-width:100%;height:auto}</style></head><body>",
         f"<h1>{title}</h1>",
     ]
     for label, run in runs:

@@ -20,7 +20,7 @@ _STYLE = {
     "milder": "cyan",
     "gone": "green",
 }
-_WORD = {"not-measured": "unmeasured", "first-looked": "first seen"}
+_WORD = {"not-measured": "unmeasured", "first-looked": "first seen"}  # of what only one of the runs looked at
 
 
 def render(found: Comparison, console: Console, *, verbose: bool = False) -> None:
@@ -33,10 +33,14 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     for names, which in ((found.only_a, "before"), (found.only_b, "after")):
         if names:
             print_hanging(console, Text(f"  only {which}: {visible(fold(names))}", "yellow"), 0, 4)
+    told = [item for item in found.findings if verbose or not _says_little(item)]
     if found.findings:
         console.print(Text("\nfindings", "bold"))
-    for item in found.findings:
+    for item in told:
         _finding(item, console)
+    if len(found.findings) > len(told):
+        rest = f"... and {len(found.findings) - len(told)} informative, of what only one run looked at"
+        print_hanging(console, Text(f"  {rest} (--verbose shows all)", "dim"), 0, 4)
     if found.changes:
         console.print(Text("\nfacts, the likeliest to matter first", "bold"))
     shown = found.changes if verbose else found.changes[:CHANGES_SHOWN]
@@ -46,6 +50,11 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
         console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
     count = f"{len(found.compared)} host{'' if len(found.compared) == 1 else 's'}"
     console.print(Text(f"\n  {count} compared   exit {found.exit_code.value}", "dim"))
+
+
+def _says_little(item: FindingChange) -> bool:
+    """Whether it is what one run looked at and the other did not, and only informative: what was not measured again is told."""
+    return item.severity is Severity.INFO and item.change in _WORD
 
 
 def _verdict(found: Comparison) -> Text:

@@ -109,7 +109,7 @@ def _verdict(report: Report) -> Text:
     word, sentence = headline(report)
     mark, style = {"FAULTY": ("✗", "red"), "INCOMPLETE": ("?", "yellow")}.get(word, ("✓", "green"))
     text = Text(f"{mark} {word}", f"bold {style}").append(f": {visible(sentence)}", "bold")
-    warnings = sum(item.severity is Severity.WARN for item in report.causes)
+    warnings = len(alike([item for item in report.causes if item.severity is Severity.WARN]))  # as many as are listed
     if warnings and word != "FAULTY":
         text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow")
     return text
@@ -146,8 +146,8 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
     fixes = merged_fixes(items)
     told = ""
     for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
-        if fix_text(fix) != told:  # of the same for each host only the commands differ
-            told = fix_text(fix)
+        if fix.told != told:  # of the same for each host only the commands differ
+            told = fix.told
             line(Text("fix now    " if index == 0 else "           ", "green").append(visible(told)), label=11)
         if fix.command:  # whole, however long: it is there to be copied
             where = f"on {visible(fix.host)}: " if fix.host else ""
@@ -177,11 +177,6 @@ def _head(number: int, first: Finding, where: str, sure: str, width: int) -> lis
             return [row]
     row = Text(f"{number:3}  ").append(first.id, _STYLE[first.severity]).append(f"  {sure}", "dim")
     return [row, Text(f"     {where}", "bold")] if where else [row]
-
-
-def fix_text(fix: Fix) -> str:
-    """What to do, and what it may cost."""
-    return fix.text + (" (can interrupt running work)" if fix.risky else "")
 
 
 def merged_fixes(items: list[Finding]) -> list[Fix]:
@@ -241,7 +236,7 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
     skipped: dict[str, list[str]] = {}
     for stage in report.stages:
         if stage.state == "skipped":
-            skipped.setdefault(_shortest(stage.reason), []).append(stage.name)
+            skipped.setdefault(stage.reason, []).append(stage.name)
     for reason, names in skipped.items():
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
@@ -283,13 +278,6 @@ def _of_reached(report: Report) -> str:
 def _on_all_reached(stage: StageResult, report: Report) -> bool:
     """Whether all that keeps a stage from passing is that some hosts were not reached."""
     return stage.state == "unknown" and bool(report.reached) and stage.passed == len(report.reached)
-
-
-def _shortest(reasons: str) -> str:
-    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
-    parts = reasons.split("; ")
-    wide = [[part for part in parts if part.endswith(where)] for where in ("on any host", "on this host")]
-    return "; ".join(wide[0] or wide[1] or parts)
 
 
 def no_setting(report: Report) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # `env show` needs none of these: they would be half of its t
     from nccl_doctor.bench.tune import Change, Trial, Tuning
     from nccl_doctor.env.examine import Examination
     from nccl_doctor.env.lint import Remark
-    from nccl_doctor.env.recommend import Advice, Line
+    from nccl_doctor.env.recommend_model import Advice, Line
 
 _RISK = {
     Risk.SAFE: "safe",
@@ -306,7 +306,8 @@ def advice_json(advice: Advice) -> dict[str, Any]:
 def advice_text(advice: Advice, width: int = WIDTH) -> str:
     """The recommendation for a terminal: what to set and why, what else is needed, what was left alone."""
     count = len(advice.lines)
-    what = "nothing needs setting" if not count else f"change {count} variable{'s' * (count != 1)}"
+    nothing = "not known whether anything needs setting" if advice.unknown else "nothing needs setting"
+    what = f"change {count} variable{'s' * (count != 1)}" if count else nothing
     head = (f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}")
     lines = [*(row for line in head for row in textwrap.wrap(line, width, subsequent_indent="  ")), ""]
     for line in advice.lines:
@@ -439,6 +440,8 @@ def tuning_text(result: Tuning) -> str:
         )
     elif not result.compared:
         lines.append("? cannot tell: no candidate could be measured")
+    elif not result.decided:
+        lines.append(f"? cannot tell: a gain of up to {result.hidden:.0%} may hide in the noise; try more --rounds")
     else:
         lines.append(f"✓ defaults are best: no candidate is faster beyond the noise ({result.rounds} paired rounds)")
     if result.path:

@@ -12,6 +12,12 @@ from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence
 
 
+def verdict(explanation: Explanation) -> Verdict:
+    """The answer in one word: what could not be read may have failed, so that only the whole of the input is healthy."""
+    healthy = explanation.verdict is Verdict.HEALTHY
+    return Verdict.UNDECIDED if healthy and explanation.problems else explanation.verdict
+
+
 def exit_code(explanation: Explanation) -> ExitCode:
     """The published exit code for an explanation."""
     if explanation.read.files == 0 or explanation.read.bytes == 0:
@@ -27,7 +33,7 @@ def to_json(explanation: Explanation) -> str:
     """The explanation as JSON: sorted keys, causes best first, evidence as ``{file, line, text, rank, host}``."""
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        "verdict": explanation.verdict.value,
+        "verdict": verdict(explanation).value,
         "sentence": explanation.sentence,
         "causes": [_cause(cause) for cause in explanation.causes],
         "consequences": [
@@ -66,7 +72,9 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "ranks": list(cause.ranks),
         "hosts": list(cause.hosts),
         "evidence": [_evidence(item) for item in cause.evidence],
-        "fixes": [{"text": fix.text, "command": fix.command, "risky": fix.risky} for fix in cause.fixes],
+        "fixes": [
+            {"text": fix.text, "command": fix.command, "host": fix.host, "risky": fix.risky} for fix in cause.all_fixes
+        ],
         "env": [msgspec.to_builtins(entry) for entry in cause.env],
         "playbook": cause.playbook,
     }

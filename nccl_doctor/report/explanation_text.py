@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from nccl_doctor.explain.model import Cause, Explanation, Verdict
+from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
-from nccl_doctor.findings.model import Evidence
+from nccl_doctor.findings.model import Evidence, Fix
+from nccl_doctor.report.explanation import verdict
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
 
 QUOTES = 4  # evidence lines shown; --format json has them all
+FIXES = 4  # of those that a saved run proposes
 QUOTE_WIDTH = 300
 LONG_NAME = 16  # columns
 _LABEL = 21
@@ -34,7 +38,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
         files = f"{read.files} file{'s' if read.files != 1 else ''}"
         console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
         console.print()
-    mark, style = _MARK[explanation.verdict]
+    mark, style = _MARK[verdict(explanation)]
     sentence = Text(f"{mark} ", style)
     if explanation.verdict is Verdict.NOT_DISTRIBUTED:
         sentence.append("not a failure of distributed communication: ", style)
@@ -54,7 +58,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
-        _print_next(explanation, console)
+        _rows(console, "next", explanation.next[:4])
         console.print()
     shown = explanation.causes if undecided else explanation.causes[:1]
     quoted: set[tuple[str, int | None, str]] = set()
@@ -63,8 +67,11 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
     best = shown[0].confidence if shown else 0.0
     for label, items in (
-        ("also found", [item for item in others if item.confidence > best]),  # measured by a saved run, not by this log
-        ("less likely", [item for item in others if item.confidence <= best]),
+        (
+            "also found",
+            [item for item in others if item.confidence >= best],
+        ),  # measured by a saved run, not by this log
+        ("less likely", [item for item in others if item.confidence < best]),
     ):
         if items:
             _row(console, label, ", ".join(f"{item.id} ({item.confidence:.2f})" for item in items))
@@ -72,12 +79,12 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         folded = ", ".join(_consequence(item.text, item.count, item.ranks) for item in explanation.consequences[:6])
         _row(console, "consequences", folded)
     if explanation.verdict is not Verdict.HEALTHY and len(explanation.timeline) > 1:
-        _print_timeline(explanation, console)
-    if not undecided:
-        _print_next(explanation, console)
+        _rows(console, "timeline", [_moment(moment) for moment in explanation.timeline[:6]])
     healthy = explanation.verdict is Verdict.HEALTHY
     for item in explanation.evidence[:3] if healthy else ():
         console.print(_quote(item))
+    if not undecided and not healthy:
+        _rows(console, "next", explanation.next[:4])
     for fault in explanation.overcome[:6]:
         _row(console, "overcome", fault)
     for remark in explanation.worth_knowing[:3]:
@@ -85,13 +92,10 @@ def _print_body(explanation: Explanation, console: Console) -> None:
         console.print(_quote(remark.evidence))
     for note in explanation.notes[:6] if healthy or (undecided and not explanation.causes) else ():
         _row(console, "harmless here", note)
+    if healthy:
+        _rows(console, "next", explanation.next[:4])
     if explanation.versions:
         _row(console, "versions", ", ".join(f"{name} {value}" for name, value in explanation.versions.items()))
-
-
-def _print_next(explanation: Explanation, console: Console) -> None:
-    for number, step in enumerate(explanation.next[:4]):
-        _row(console, "next" if number == 0 else "", step)
 
 
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
@@ -118,15 +122,24 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     if not decided:
         meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
         _row(console, "would mean", meaning)
-    for number, fix in enumerate(cause.fixes[:2] if decided else ()):
-        text = fix.text + (f"\n$ {fix.command}" if fix.command else "")
-        _row(console, "fix now" if number == 0 else "fix for good", text)
+    for number, fix in enumerate(cause.fixes[:FIXES] if decided else ()):
+        _print_fix("fix now" if number == 0 else "", fix, console)
+    if decided and cause.for_good:
+        _print_fix("fix for good", cause.for_good, console)
     for entry in cause.env[:4] if decided else ():
         text = f"unset {entry.name}" if entry.unset else f"{entry.name}={entry.value}"
         _row(console, "environment", f"{text}   ({entry.reason}; NCCL {entry.versions})")
     if cause.playbook:
         _row(console, "playbook", f"nccl-doctor playbook {cause.playbook}")
     console.print()
+
+
+def _print_fix(label: str, fix: Fix, console: Console) -> None:
+    """What to do, and beneath it the command, whole, however long: it is there to be copied."""
+    _row(console, label, fix.told)
+    if fix.command:
+        where = f"on {visible(fix.host)}: " if fix.host else ""
+        console.print(Text(" " * _LABEL + where).append(visible(fix.command), "bold"), soft_wrap=True)
 
 
 def _hosts(names: tuple[str, ...]) -> str:
@@ -140,6 +153,8 @@ def _quote(item: Evidence, same: bool = False) -> Padding:
     source = "…" if same and len(item.source) > LONG_NAME else visible(item.source)
     place = f"{source}:{item.line}" if item.line else visible(item.source)
     text = visible(item.text)
+    if item.host and not item.line:  # what a saved run measured: no log names the host there
+        place = f"{visible(item.host)}:{place}"
     if len(text) > QUOTE_WIDTH:
         text = text[: QUOTE_WIDTH - 1] + "…"
     quoted = Text(place, "cyan")
@@ -152,17 +167,21 @@ def _consequence(text: str, count: int, ranks: tuple[int, ...]) -> str:
     return f"{text} ({count}x{where})"
 
 
-def _print_timeline(explanation: Explanation, console: Console) -> None:
-    for number, moment in enumerate(explanation.timeline[:6]):
-        when = moment.when or (f"line {moment.line}" if moment.line else "")
-        _row(console, "timeline" if number == 0 else "", f"{when:<10} {moment.who:<12} {moment.what}")
+def _moment(moment: Moment) -> str:
+    when = moment.when or (f"line {moment.line}" if moment.line else "")
+    return f"{when:<10} {moment.who:<12} {moment.what}"
 
 
 def _row(console: Console, label: str, text: str) -> None:
     """A label and its text, which wraps beneath itself; what is a command does not wrap."""
-    for number, line in enumerate(text.split("\n")):
+    _rows(console, label, text.split("\n"))
+
+
+def _rows(console: Console, label: str, texts: Sequence[str]) -> None:
+    """The same of several texts, each on a line of its own; the label stands before the first."""
+    for number, text in enumerate(texts):
         head = Text(f"{label if number == 0 else '':<{_LABEL - 2}}", "dim")
-        print_hanging(console, head.append(visible(line), "not dim"), 2, _LABEL - 2, most=_PROSE)
+        print_hanging(console, head.append(visible(text), "not dim"), 2, _LABEL - 2, most=_PROSE)
 
 
 def _size(count: int) -> str:

@@ -49,16 +49,15 @@ def render(found: Analysis, console: Console, *, host: str = "", verbose: bool =
 
 
 def _trends(console: Console, trends: Sequence[Trend], everything: bool) -> None:
-    told = trends if everything else [item for item in trends if item.slope is not None][:TRENDS_SHOWN]
+    told = trends if everything else [item for item in trends if item.answer != "cannot-tell"][:TRENDS_SHOWN]
     _section(console, "trends (95 % interval)", [_trend(item) for item in told])
     rest = len(trends) - len(told)
-    few = sum(item.slope is None for item in trends)
     if rest and not told:
-        console.print(
-            Text(f"\nno trend yet: a trend takes {LEAST_VALUES} runs (--verbose shows the {rest} values so far)", "dim")
-        )
+        why = f"a trend takes {LEAST_VALUES} runs, and more change than noise"
+        console.print(Text(f"\nno trend can be told: {why} (--verbose shows the {rest} values so far)", "dim"))
     elif rest:
-        why = f", {few} of them with fewer than {LEAST_VALUES} runs" if few else ""
+        few = sum(item.answer == "cannot-tell" for item in trends)
+        why = f", of {few} of them nothing can be told" if few else ""
         console.print(Text(f"  ... and {rest} more{why} (--verbose or --host)", "dim"))
 
 

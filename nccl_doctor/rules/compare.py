@@ -10,13 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from nccl_doctor.facts.files import read_yaml
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Bundle, Outcome, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity, beneath
 from nccl_doctor.rules import metrics
-from nccl_doctor.rules.compare_facts import READERS, Key, Values, values_of
+from nccl_doctor.rules.compare_facts import READERS, Values, values_of
 from nccl_doctor.rules.engine import Host
 from nccl_doctor.rules.judge import Report, judge
 
@@ -31,7 +32,7 @@ _SEVERITY_RANK = {Severity.INFO: 0, Severity.WARN: 1, Severity.FAIL: 2}
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of compare.yaml."""
+    """One row of compare.yaml. ``ids`` are the findings that care; ``only`` "fleet": not compared between hosts of one run."""
 
     label: str
     ids: tuple[str, ...]
@@ -99,10 +100,7 @@ class CompareError(ValueError):
 @functools.cache
 def subjects() -> dict[str, Subject]:
     """The rows of compare.yaml, most important first."""
-    import yaml
-
-    text = (Path(__file__).parent / "compare.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), dict[str, Subject])
+    return msgspec.convert(read_yaml(Path(__file__).parent / "compare.yaml"), dict[str, Subject])
 
 
 Judge = Callable[[Bundle], Report]
@@ -117,9 +115,9 @@ def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B"), judge: Ju
     found = _finding_changes(_placed(report_a), _placed(report_b), report_a, report_b)
     rows = [row for name in both for row in _host_rows(name, hosts_a[name], hosts_b[name], one_run=False)]
     rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), tuple(both))
-    return _comparison(
-        names, (a.created, b.created), both, found, rows, set(hosts_a) - set(hosts_b), set(hosts_b) - set(hosts_a)
-    )
+    told = _comparison(names, (a.created, b.created), both, found, rows)
+    only_a, only_b = sorted(set(hosts_a) - set(hosts_b)), sorted(set(hosts_b) - set(hosts_a))
+    return msgspec.structs.replace(told, only_a=tuple(only_a), only_b=tuple(only_b))
 
 
 def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Comparison:
@@ -141,7 +139,7 @@ def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Compari
         found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report, reference)
         rows += _host_rows(other, known[reference], known[other], one_run=True)
     times = (bundle.created, bundle.created)
-    return _comparison((reference, ", ".join(others)), times, others, found, rows, (), ())
+    return _comparison((reference, ", ".join(others)), times, others, found, rows)
 
 
 _Place = tuple[str, str, str]  # finding id, host, GPU or NIC
@@ -280,7 +278,7 @@ def _state(host: Host, probe: str) -> str:
 
 
 def _without_own(values: Values, host: Host) -> Values:
-    """Values with the host's own addresses and name made alike: between two hosts they always differ."""
+    """The values, with placeholders for the host's own addresses and name, which always differ between two hosts."""
     interfaces, names = host.want(Interfaces), host.want(Names)
     own = {entry.address for entry in interfaces.addresses if not entry.loopback} if interfaces else set()
     own |= {text for text in names.addresses if not text.startswith("127.") and text != "::1"} if names else set()
@@ -290,7 +288,7 @@ def _without_own(values: Values, host: Host) -> Values:
 
 
 def _noisy(before: Iterable[metrics.Metric], after: Iterable[metrics.Metric]) -> Iterator[tuple[str, str, str, str]]:
-    """Measurements that differ by more than the factor which noise alone can make."""
+    """Measurements that differ by more than noise alone explains."""
     old = {metric.name: metric for metric in before}
     for new in after:
         was = old.get(new.name)
@@ -360,8 +358,6 @@ def _comparison(
     compared: Sequence[str],
     found: Sequence[FindingChange],
     rows: Sequence[_Row],
-    only_a: Iterable[str],
-    only_b: Iterable[str],
 ) -> Comparison:
     ordered = sorted(
         _merged(found), key=lambda item: (_CHANGES.index(item.change), -_SEVERITY_RANK[item.severity], item.id)
@@ -374,8 +370,8 @@ def _comparison(
         created_a=times[0],
         created_b=times[1],
         compared=tuple(sorted(compared)),
-        only_a=tuple(sorted(only_a)),
-        only_b=tuple(sorted(only_b)),
+        only_a=(),
+        only_b=(),
         findings=tuple(ordered),
         changes=tuple(_folded(rows, ordered)),
         lost=tuple(lost),
@@ -383,7 +379,7 @@ def _comparison(
 
 
 def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
-    """Hosts compared one after the other can have the same finding: told once."""
+    """Equal changes as one: hosts that are compared one after the other can have the same finding."""
     merged: dict[tuple[str, str, Severity], FindingChange] = {}
     for item in found:
         key = (item.change, item.id, item.severity)
@@ -398,6 +394,3 @@ def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
             )
         )
     return list(merged.values())
-
-
-__all__ = ["CompareError", "Comparison", "FactChange", "FindingChange", "Key", "bundles", "hosts", "subjects"]

@@ -20,7 +20,7 @@ from nccl_doctor.facts.system import UNLIMITED, System
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import TopologyError, parse
 from nccl_doctor.rules.engine import Host
-from nccl_doctor.rules.software import subjects, versions
+from nccl_doctor.rules.software_drift import subjects, versions
 from nccl_doctor.rules.units import size
 
 Key = tuple[str, str]  # (subject of compare.yaml, item: "GPU 3 (0000:3b:00.0)", "eth0", "to gpu02"; or empty)
@@ -28,12 +28,8 @@ Values = dict[Key, str]
 Row = tuple[str, str, str]
 
 
-def _bytes(count: int | None) -> str:
-    return "unlimited" if count is None or count == UNLIMITED else size(count)
-
-
-def _number(count: int | float | None) -> str:
-    return "unlimited" if count is None or count == UNLIMITED else f"{count:g}"
+def _limit(count: int | float | None, told: Callable[[float], str] = "{:g}".format) -> str:
+    return "unlimited" if count is None or count == UNLIMITED else told(count)
 
 
 def _gpu(fact: GpuFact) -> Iterator[Row]:
@@ -142,14 +138,14 @@ def _software(fact: Software) -> Iterator[Row]:
 def _system(fact: System) -> Iterator[Row]:
     yield "shm", "", size(fact.shm.size_bytes) if fact.shm.present else "no /dev/shm"
     for name, limit in fact.limits.items():
-        as_text = _bytes if name in ("memlock", "stack", "as") else _number
-        yield "limit", name, f"{as_text(limit.soft)} (hard {as_text(limit.hard)})"
-    yield "cgroup", "memory", _bytes(fact.cgroup.memory_limit_bytes)
-    yield "cgroup", "processes", _number(fact.cgroup.pids_limit)
-    yield "cgroup", "CPUs", _number(fact.cgroup.cpu_limit)
+        told = size if name in ("memlock", "stack", "as") else "{:g}".format
+        yield "limit", name, f"{_limit(limit.soft, told)} (hard {_limit(limit.hard, told)})"
+    yield "cgroup", "memory", _limit(fact.cgroup.memory_limit_bytes, size)
+    yield "cgroup", "processes", _limit(fact.cgroup.pids_limit)
+    yield "cgroup", "CPUs", _limit(fact.cgroup.cpu_limit)
     for place in fact.filesystems:
-        told = size(place.size_bytes) if place.outcome == "ok" else place.outcome
-        yield "filesystem", place.role, told + (", read-only" if place.read_only else "")
+        room = size(place.size_bytes) if place.outcome == "ok" else place.outcome
+        yield "filesystem", place.role, room + (", read-only" if place.read_only else "")
     if "MemTotal" in fact.memory:
         yield "memory", "memory", size(fact.memory["MemTotal"])
     if fact.processors.allowed:

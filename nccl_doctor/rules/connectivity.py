@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Clock, Link, Links, PathMtu, PathSize, Throughput
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, facts_of, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import ONE_STREAM, alone, untried
+from nccl_doctor.rules.mesh_pairs import ONE_STREAM, untried
 
 # A lossy link: at least this share and this number of small paced messages had to be sent again. In the clean lab
 # (4 hosts, 2 busy cores) none is ever lost; 1 % is where one TCP stream over 100 us of RTT falls under 1 Gbit/s
@@ -28,28 +29,41 @@ CLOCK_SECONDS = 1.0
 LOOPBACK_MTU = 65535
 
 
-def _laid_at(
-    culprit: Blame,
-    id: str,
-    title: str,
-    told: Callable[[Pair], str],
-    source: str,
-    fix: Fix,
-    *,
-    severity: Severity = Severity.FAIL,
-    sure: tuple[float, float] = (1.0, 0.9),
-    explains: tuple[str, ...] = ("collectives",),
-) -> Finding:
-    """A finding about links, with what each of them told. ``sure``: where the guilty end is known, and where not."""
+class _Trouble(NamedTuple):
+    """What is wrong with links, and how it was measured.
+
+    ``sure``: the confidence where it is known which end of the links is to blame, and where it is not.
+    """
+
+    id: str
+    source: str
+    severity: Severity = Severity.FAIL
+    sure: tuple[float, float] = (1.0, 0.9)
+    explains: tuple[str, ...] = ("collectives",)
+
+
+_BLACK_HOLE = _Trouble(
+    "net.mtu.black-hole", "UDP with don't-fragment", explains=("collectives", "net.slow", "net.packet-loss")
+)
+_LOSS = _Trouble("net.packet-loss", "TCP_INFO: total_retrans less dsack_dups", explains=("net.slow", "collectives"))
+_LATENCY = _Trouble("net.latency", "TCP connect and echo", Severity.WARN, explains=())
+_SLOW = _Trouble("net.slow.link", "timed transfer", sure=(0.95, 0.7))
+
+
+def _laid_at(culprit: Blame, trouble: _Trouble, title: str, told: Callable[[Pair], str], fix: Fix) -> Finding:
+    """A finding about the culprit's links, with what was told of each of them."""
     return finding(
-        id,
-        severity,
+        trouble.id,
+        trouble.severity,
         title,
-        [Evidence(f"{pair[0]} -> {pair[1]}: {told(pair)}", source=source, host=pair[0]) for pair in culprit.pairs],
-        confidence=sure[0] if culprit.known_end else sure[1],
+        [
+            Evidence(f"{pair[0]} -> {pair[1]}: {told(pair)}", source=trouble.source, host=pair[0])
+            for pair in culprit.pairs
+        ],
+        confidence=trouble.sure[0] if culprit.known_end else trouble.sure[1],
         places=[Place(host=host) for host in culprit.hosts],
         fixes=[fix],
-        explains=explains,
+        explains=trouble.explains,
     )
 
 
@@ -75,10 +89,9 @@ def _cut(fleet: Fleet) -> frozenset[Pair]:
 def _unconnected(hosts: tuple[Host, ...], plan: Plan) -> frozenset[Pair]:
     if "ports" not in plan.stages:
         return frozenset()
-    facts = {host.name: host.want(Links) for host in hosts}
     connected: dict[Pair, bool] = {}
-    for host, fact in facts.items():
-        for link in fact.links if fact is not None else ():
+    for host, fact in facts_of(hosts, Links).items():
+        for link in fact.links:
             pair = (host, link.peer)
             connected[pair] = connected.get(pair, False) or link.outcome == "ok"
     return frozenset(pair for pair, through in connected.items() if not through)
@@ -95,7 +108,7 @@ def path_mtu(fleet: Fleet) -> Iterator[Finding]:
     Every pair was tried with don't-fragment set. A black hole is a size below the sender's interface MTU from which
     on nothing arrives and no ICMP says why. Where the receiver's interface is exactly that small, the MTUs just differ.
     """
-    alone(fleet)
+    fleet.need_several()
     paths = _paths(fleet)
     cut = _cut(fleet)
     untried(fleet, cut | set(paths), "path MTU to", "not measured")
@@ -147,8 +160,8 @@ def _without_udp(paths: dict[Pair, PathSize]) -> dict[str, str]:
 def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Finding]:
     """Interfaces at the two ends of a path that differ; towards another peer, or back, another one may be used."""
     mtus = {pair: path.interface_mtu for pair, path in paths.items() if 0 < path.interface_mtu < LOOPBACK_MTU}
-    known = ((host.name, links) for host in fleet.hosts if (links := host.want(Links)))
-    sources = {(name, link.address): link.source for name, links in known for link in links.links if link.source}
+    every = facts_of(fleet.hosts, Links).items()
+    sources = {(name, link.address): link.source for name, fact in every for link in fact.links if link.source}
 
     def is_way_back(pair: Pair) -> bool:
         back = paths[pair[::-1]].address
@@ -191,7 +204,7 @@ def _different_mtu(fleet: Fleet, paths: Mapping[Pair, PathSize]) -> Iterator[Fin
 
 
 def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) -> Finding:
-    """``paths`` is of all pairs; what passes on each path of the culprit is what may be sent."""
+    """``paths`` are those of all pairs. The MTU to keep to is what passes on every path of the culprit."""
     of_culprit = [paths[pair] for pair in culprit.pairs]
     passes = min(path.largest_passed for path in of_culprit)
 
@@ -202,10 +215,9 @@ def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) ->
 
     return _laid_at(
         culprit,
-        "net.mtu.black-hole",
+        _BLACK_HOLE,
         f"packets above {passes} B vanish {culprit.where} (interface MTU {of_culprit[0].interface_mtu} B)",
         told,
-        "UDP with don't-fragment",
         _fix(
             fleet,
             culprit,
@@ -214,7 +226,6 @@ def _black_hole(fleet: Fleet, culprit: Blame, paths: Mapping[Pair, PathSize]) ->
             + (" (below 1280 B the kernel takes IPv6 off the interface)" if passes < 1280 else ""),
             f"sudo ip link set dev INTERFACE mtu {passes}",
         ),
-        explains=("collectives", "net.slow", "net.packet-loss"),
     )
 
 
@@ -233,7 +244,7 @@ def _measured(fleet: Fleet) -> list[tuple[str, Link]]:
 @fleet_rule("connectivity", "net.packet-loss")
 def packet_loss(fleet: Fleet) -> Iterator[Finding]:
     """Small, paced messages to or from a host had to be sent again: packets are lost where no queue was full."""
-    alone(fleet)
+    fleet.need_several()
     sent: dict[Pair, int] = {}
     lost: dict[Pair, int] = {}
     addresses: dict[Pair, str] = {}
@@ -255,10 +266,9 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
             continue
         yield _laid_at(
             culprit,
-            "net.packet-loss",
+            _LOSS,
             f"{100.0 * total / out_of:.1f} % of packets {culprit.where} are lost",
             lambda pair: f"{lost[pair]} of {sent[pair]} small packets were lost and sent again",
-            "TCP_INFO: total_retrans less dsack_dups",
             _fix(
                 fleet,
                 culprit,
@@ -266,7 +276,6 @@ def packet_loss(fleet: Fleet) -> Iterator[Finding]:
                 "look at the link's error counters; change cable or port",
                 "ip -s link show INTERFACE; ethtool -S INTERFACE | grep -iE 'err|drop|crc'",
             ),
-            explains=("net.slow", "collectives"),
         )
 
 
@@ -286,7 +295,7 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
     The fastest of all messages and connects is judged: a busy CPU delays some of them, and a lost packet all behind it
     on its connection, but a long way delays each.
     """
-    alone(fleet)
+    fleet.need_several()
     trips: dict[Pair, float] = {}
     addresses: dict[Pair, str] = {}
     for host, link in _measured(fleet):
@@ -308,18 +317,14 @@ def latency(fleet: Fleet) -> Iterator[Finding]:
         (client, server), slowest = culprit.pairs[0], max(trips[pair] for pair in culprit.pairs)
         yield _laid_at(
             culprit,
-            "net.latency",
+            _LATENCY,
             f"round trips {culprit.where} take {slowest:.1f} ms at best; good pairs of hosts take {usual:.2f} ms",
             lambda pair: f"fastest {trips[pair]:.2f} ms",
-            "TCP connect and echo",
             Fix(
                 "compare the routes and the load of the hosts",
                 f"ip route get {addresses[client, server]}; uptime",
                 client,
             ),
-            severity=Severity.WARN,
-            sure=(1.0, 0.9),
-            explains=(),
         )
 
 
@@ -329,10 +334,11 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
 
     Where these reach more than 10 Gb/s, under a quarter of that: beyond it one stream measures the hosts' CPUs.
     """
-    alone(fleet)
+    fleet.need_several()
     if fleet.plan.quick:
         raise SkipRule("--quick")
     rates: dict[Pair, float] = {}
+    failed: dict[Pair, str] = {}
     addresses: dict[Pair, str] = {}
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
@@ -340,10 +346,10 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
             if flow.outcome == "ok" and flow.rate > 0:
                 rates[(host, flow.peer)] = flow.rate
             else:
-                why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
-                fleet.lack(f"throughput to {flow.peer}", why, host)
+                failed[host, flow.peer] = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
         if not fact.flows:
             fleet.lack("throughput", "no flow was measured", host)
+    _lay_gaps(fleet, failed, rates)
     if len(rates) < 3:
         raise SkipRule("too few pairs of hosts to compare")
     usual = _good(rates.values(), most=True)
@@ -352,10 +358,9 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
         slowest = min(rates[pair] for pair in culprit.pairs)
         yield _laid_at(
             culprit,
-            "net.slow.link",
+            _SLOW,
             f"TCP {culprit.where} runs at {_mbits(slowest)}; good pairs of hosts reach {_mbits(usual)}",
             lambda pair: f"{_mbits(rates[pair])} over one TCP stream",
-            "timed transfer",
             _fix(
                 fleet,
                 culprit,
@@ -363,8 +368,26 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
                 "look at the negotiated speed and at shaping on the host",
                 "ethtool INTERFACE | grep Speed; tc qdisc show dev INTERFACE",
             ),
-            sure=(0.95, 0.7),
         )
+
+
+def _lay_gaps(fleet: Fleet, failed: Mapping[Pair, str], rates: Collection[Pair]) -> None:
+    """Note each transfer that was not measured at the host through whose end none was, else at the one that sent.
+
+    Whoever sends to a host behind a hole measured all that it could: a job without that host needs no more of it.
+    """
+    ends = {
+        pair: culprit.hosts
+        for culprit in blame({**dict.fromkeys(rates, False), **dict.fromkeys(failed, True)})
+        if culprit.known_end
+        for pair in culprit.pairs
+    }
+    for (source, peer), why in failed.items():
+        guilty = ends.get((source, peer), ())
+        if peer in guilty and source not in guilty:
+            fleet.lack(f"throughput from {source}", why, peer)
+        else:
+            fleet.lack(f"throughput to {peer}", why, source)
 
 
 def _mbits(rate: float) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from nccl_doctor.facts.fold import fold
+from nccl_doctor.findings.model import Evidence
+
+VALUES_SHOWN = 8  # in one line
 
 
 class DriftRow(msgspec.Struct, frozen=True):
@@ -30,6 +35,11 @@ class DriftRow(msgspec.Struct, frozen=True):
         return "" if self.tie or not self.values else self.values[0][0]
 
     @property
+    def usual_count(self) -> int:
+        """Where the values are counts: the one that most hosts have, or without a majority the largest."""
+        return int(self.majority) if self.majority else max(int(text) for text, _ in self.values)
+
+    @property
     def differing(self) -> tuple[str, ...]:
         """The odd hosts, or all of them where it is not known who is right."""
         return self.odd or (tuple(sorted(host for _, hosts in self.values for host in hosts)) if self.tie else ())
@@ -49,6 +59,18 @@ def row(subject: str, values: Mapping[str, str]) -> DriftRow:
         return DriftRow(subject, tuple(ordered), tie=True)
     odd = sorted(host for _, hosts in ordered[1:] for host in hosts)
     return DriftRow(subject, tuple(ordered), tuple(odd))
+
+
+def quoted(drift: DriftRow) -> Evidence:
+    """A row in one line: ``driver: 550.90.07 on gpu[01-03]; 535.129.03 on gpu04``."""
+    told = "; ".join(f"{text or '(none)'} on {fold(hosts)}" for text, hosts in drift.values[:VALUES_SHOWN])
+    more = f"; and {len(drift.values) - VALUES_SHOWN} more values" if len(drift.values) > VALUES_SHOWN else ""
+    return Evidence(f"{drift.subject}: {told}{more}", "compared between hosts")
+
+
+def joined(texts: Sequence[str]) -> str:
+    """One value of each part of a host: ``400 400 400 200``, or ``8 x 400`` where all are equal."""
+    return f"{len(texts)} x {texts[0]}" if texts and len(set(texts)) == 1 else " ".join(texts)
 
 
 def table(rows: Mapping[str, Mapping[str, str]]) -> tuple[DriftRow, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 import nccl_doctor.rules
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ReachOutcome
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, Unknown, finding
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 
 F = TypeVar("F", bound=Fact)
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class SkipRule(Exception):
 class Host:
     """One reached host, as rules see it.
 
-    ``gone``: the hosts that were not reached, or lost, by name: of what passes between them and this one it can tell
-    nothing.
+    ``gone``: the hosts that were not reached or were lost, by name. What this host says of the way to them is not heard:
+    whether a connect to a host that goes away fails depends on the moment.
     """
 
     def __init__(self, facts: HostFacts, gone: Mapping[str, HostFacts] | None = None) -> None:
@@ -92,22 +92,40 @@ class Host:
         id: str,
         severity: Severity,
         title: str,
-        proof: Quote | list[Quote],
+        proof: Quote | Sequence[Quote],
         *fixes: Fix,
-        env: tuple[EnvAdvice, ...] = (),
+        places: list[Place] | tuple[Place, ...] = (),
+        confidence: float = 1.0,
+        env: tuple[EnvAdvice, ...] | list[EnvAdvice] = (),
         explains: tuple[str, ...] = (),
     ) -> Finding:
-        """A finding about this host alone; a quote is a text and its source, and a command of the fixes is for this host."""
-        quotes = proof if isinstance(proof, list) else [proof]
+        """A finding about this host alone. A quote is a text and its source; the commands of the fixes are for this host."""
+        quotes = [cast(Quote, proof)] if isinstance(proof, Evidence | tuple) else proof
         evidence = [quote if isinstance(quote, Evidence) else Evidence(*quote, host=self.name) for quote in quotes]
         here = [msgspec.structs.replace(fix, host=self.name) if fix.command else fix for fix in fixes]
-        return finding(id, severity, title, evidence, hosts=(self.name,), fixes=here, env=env, explains=explains)
+        return finding(
+            id,
+            severity,
+            title,
+            evidence,
+            hosts=(self.name,),
+            places=places,
+            confidence=confidence,
+            fixes=here,
+            env=env,
+            explains=explains,
+        )
 
     def once(self, derive: Callable[..., T], *plan: Plan) -> T:
         """``derive(host, plan)`` or ``derive(host)``, computed once for all rules of a run: its plan never changes."""
         if derive not in self._derived:
             self._derived[derive] = derive(self, *plan)
         return cast(T, self._derived[derive])
+
+
+def facts_of(hosts: Iterable[Host], kind: type[F]) -> dict[str, F]:
+    """Host name -> fact, for the hosts that have it. For context only, as :meth:`Host.want`."""
+    return {host.name: fact for host in hosts if (fact := host.want(kind)) is not None}
 
 
 class Fleet:
@@ -120,8 +138,10 @@ class Fleet:
         self.derived = {} if derived is None else derived
 
     def once(self, derive: Callable[[tuple[Host, ...], Plan], T]) -> T:
-        """``derive(hosts, plan)``, computed once for all rules of a run. What it lacks it leaves out: a rule that must
-        know who is missing asks :meth:`every` as well."""
+        """``derive(hosts, plan)``, computed once for all rules of a run.
+
+        It leaves out the hosts that lack a fact; a rule that has to say which these are asks :meth:`every` as well.
+        """
         if derive not in self.derived:
             self.derived[derive] = derive(self.hosts, self.plan)
         return cast(T, self.derived[derive])
@@ -140,16 +160,20 @@ class Fleet:
                 self.lack(gap.what, gap.why, host.name)
         return found
 
+    def need_several(self, why: str = "only one host") -> None:
+        """``SkipRule`` where there is one host only."""
+        if len(self.hosts) < 2:
+            raise SkipRule(why)
+
     @property
     def lost(self) -> dict[str, HostFacts]:
-        """The hosts on which an agent ran, but not to the end: the others were told to measure the way to them, too."""
+        """The hosts on which an agent ran, but not to the end. The others were told to measure the way to them as well."""
         gone = self.hosts[0].gone if self.hosts else {}
         return {name: facts for name, facts in gone.items() if facts.probes}
 
     def of_lost(self, kind: type[F]) -> dict[str, F]:
-        """Host name -> fact, for the hosts that were lost after they had told it: to read what others tell beside it."""
-        found = {name: Host(facts).want(kind) for name, facts in self.lost.items()}
-        return {name: fact for name, fact in found.items() if fact is not None}
+        """Host name -> fact, for the hosts that were lost after they had sent it. Other hosts' facts may refer to it."""
+        return facts_of(map(Host, self.lost.values()), kind)
 
     def lack(self, what: str, why: str, *hosts: str) -> None:
         """Note what was not measured on these hosts: it becomes unknown in this rule's result."""
@@ -184,20 +208,22 @@ HostFunction = TypeVar("HostFunction", bound=Callable[[Host, Plan], Iterable[Fin
 FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Finding]])
 
 
-def _register(rule: Rule) -> None:
-    if rule.stage not in (*STAGES, JOB):
-        raise ValueError(f"rule {rule.name}: no stage {rule.stage!r}")
-    if not rule.doc:
-        raise ValueError(f"rule {rule.name} has no docstring: it is the rule's published page")
-    _RULES[rule.name] = rule
+def _register(stage: str, ids: tuple[str, ...], function: Callable[..., Any], *, compares: bool) -> None:
+    name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+    doc = (function.__doc__ or "").strip()
+    if stage not in (*STAGES, JOB):
+        raise ValueError(f"rule {name}: no stage {stage!r}")
+    if not doc:
+        raise ValueError(f"rule {name} has no docstring: it is the rule's published page")
+    per_host, per_fleet = (None, function) if compares else (function, None)
+    _RULES[name] = Rule(name, stage, ids, doc, per_host, per_fleet)
 
 
 def host_rule(stage: str, *ids: str) -> Callable[[HostFunction], HostFunction]:
     """Declare a rule that looks at one host at a time: ``(host, plan) -> findings``."""
 
     def declare(function: HostFunction) -> HostFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_host=function))
+        _register(stage, ids, function, compares=False)
         return function
 
     return declare
@@ -207,8 +233,7 @@ def fleet_rule(stage: str, *ids: str) -> Callable[[FleetFunction], FleetFunction
     """Declare a rule that compares hosts: ``(fleet) -> findings``."""
 
     def declare(function: FleetFunction) -> FleetFunction:
-        name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
-        _register(Rule(name, stage, ids, (function.__doc__ or "").strip(), per_fleet=function))
+        _register(stage, ids, function, compares=True)
         return function
 
     return declare
@@ -224,11 +249,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def reached(bundle: Bundle) -> tuple[Host, ...]:
-    """The hosts on which an agent ran to the end.
-
-    A connect to a host that goes away in the middle fails or not by the moment, and says nothing of the host that tried:
-    of a lost host its peers are not heard, as they ask nothing of one that never answered.
-    """
+    """The hosts on which an agent ran to the end. What they say of hosts that were lost in the middle is not heard."""
     gone = {facts.name: facts for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
     return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
 
@@ -244,57 +265,63 @@ def internal_error(rule: str, error: Exception, hosts: tuple[str, ...]) -> Findi
     )
 
 
-def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult:
-    assert rule.per_host is not None
+class _Told(NamedTuple):
+    """What a rule told before it ended, and how it ended: with a gap (what, why), by being skipped, or well."""
+
+    findings: list[Finding]
+    gap: tuple[str, str] | None = None
+    skipped: str | None = None
+
+
+def _told(rule: Rule, hosts: tuple[str, ...], judge: Callable[[], Iterable[Finding]]) -> _Told:
+    findings: list[Finding] = []  # what a rule told before it met a gap holds all the same
+    try:
+        for item in judge():
+            findings.append(item)
+    except MissingFact as gap:
+        return _Told(findings, gap=(gap.what, gap.why))
+    except SkipRule as reason:
+        return _Told(findings, skipped=str(reason))
+    except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
+        return _Told([*findings, internal_error(rule.name, error, hosts)], gap=(rule.name, "internal error"))
+    return _Told(findings)
+
+
+def _run_per_host(
+    rule: Rule, judge: Callable[[Host, Plan], Iterable[Finding]], hosts: tuple[Host, ...], plan: Plan
+) -> RuleResult:
     findings: list[Finding] = []
     passed: list[str] = []
     gaps: dict[tuple[str, str], list[str]] = {}
     skipped: dict[str, str] = {}
     for host in hosts:
-        found: list[Finding] = []  # what a rule told before it met a gap holds all the same
-        try:
-            for item in rule.per_host(host, plan):
-                found.append(item)
-        except MissingFact as gap:
-            gaps.setdefault((gap.what, gap.why), []).append(host.name)
-        except SkipRule as reason:
-            skipped[host.name] = str(reason)
-        except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-            found.append(internal_error(rule.name, error, (host.name,)))
-            gaps.setdefault((rule.name, "internal error"), []).append(host.name)
-        else:
-            if all(item.severity is Severity.INFO for item in found):
-                passed.append(host.name)
-        findings += found
+        told = _told(rule, (host.name,), functools.partial(judge, host, plan))
+        findings += told.findings
+        if told.gap:
+            gaps.setdefault(told.gap, []).append(host.name)
+        elif told.skipped is not None:
+            skipped[host.name] = told.skipped
+        elif all(item.severity is Severity.INFO for item in told.findings):
+            passed.append(host.name)
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
 
-def _run_per_fleet(rule: Rule, hosts: tuple[Host, ...], plan: Plan, derived: dict[Any, Any]) -> RuleResult:
-    assert rule.per_fleet is not None
-    fleet = Fleet(hosts, plan, derived)
-    names = tuple(host.name for host in hosts)
-    findings: list[Finding] = []
-    skipped: dict[str, str] = {}
-    try:
-        for item in rule.per_fleet(fleet):
-            findings.append(item)
-    except MissingFact as gap:
-        fleet.lack(gap.what, gap.why, *names)
-    except SkipRule as reason:
-        skipped = dict.fromkeys(names, str(reason))
-    except Exception as error:  # noqa: BLE001 - one broken rule must hide no other
-        findings.append(internal_error(rule.name, error, names))
-        fleet.lack(rule.name, "internal error", *names)
-    blamed = {host for item in findings if item.severity is not Severity.INFO for host in item.hosts}
-    absent = {host for hosts_without in fleet.missing.values() for host in hosts_without}
-    not_passed = blamed | absent | set(skipped)
-    passed = tuple(name for name in names if name not in not_passed)
-    skipped = {name: why for name, why in skipped.items() if name not in absent}
-    return RuleResult(rule.name, rule.stage, tuple(findings), passed, _unknowns(fleet.missing), skipped)
+def _run_per_fleet(rule: Rule, judge: Callable[[Fleet], Iterable[Finding]], fleet: Fleet) -> RuleResult:
+    names = tuple(host.name for host in fleet.hosts)
+    told = _told(rule, names, functools.partial(judge, fleet))
+    if told.gap:
+        fleet.lack(*told.gap, *names)
+    blamed = {host for item in told.findings if item.severity is not Severity.INFO for host in item.hosts}
+    absent = {host for hosts in fleet.missing.values() for host in hosts}
+    skipped = (
+        {} if told.skipped is None else dict.fromkeys((name for name in names if name not in absent), told.skipped)
+    )
+    passed = tuple(name for name in names if name not in blamed | absent | skipped.keys())
+    return RuleResult(rule.name, rule.stage, tuple(told.findings), passed, _unknowns(fleet.missing), skipped)
 
 
 def _unknowns(gaps: dict[tuple[str, str], list[str]]) -> tuple[Unknown, ...]:
-    """The gaps as told; one of no host (none was reached) is none: that the hosts were not reached is told already."""
+    """The gaps of a rule. One without hosts is left out: then no host was reached, which is told elsewhere."""
     return tuple(Unknown(what, tuple(sorted(set(hosts))), why) for (what, why), hosts in sorted(gaps.items()) if hosts)
 
 
@@ -306,20 +333,17 @@ def run(
 ) -> Iterator[RuleResult]:
     """Run the rules of the bundle's planned stages over its reached hosts (``hosts``), in stage order.
 
-    ``derived`` takes what the rules compute of the whole fleet, for who goes on with it.
+    ``derived`` is filled with what rules compute of the whole fleet (:meth:`Fleet.once`), so that the caller can use it.
     """
     hosts = reached(bundle) if hosts is None else hosts
     derived = {} if derived is None else derived
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue
-        if rule.per_host is not None:
-            result = _run_per_host(rule, hosts, bundle.plan)
+        if rule.per_host:
+            result = _run_per_host(rule, rule.per_host, hosts, bundle.plan)
         else:
-            result = _run_per_fleet(rule, hosts, bundle.plan, derived)
-        yield _with_stage(result)
-
-
-def _with_stage(result: RuleResult) -> RuleResult:
-    staged = tuple(msgspec.structs.replace(item, stage=result.stage) for item in result.findings)
-    return msgspec.structs.replace(result, findings=staged)
+            assert rule.per_fleet is not None
+            result = _run_per_fleet(rule, rule.per_fleet, Fleet(hosts, bundle.plan, derived))
+        staged = tuple(msgspec.structs.replace(item, stage=rule.stage) for item in result.findings)
+        yield msgspec.structs.replace(result, findings=staged)

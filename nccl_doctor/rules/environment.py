@@ -14,7 +14,8 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
+from nccl_doctor.rules.interface_view import release_of
 
 # rules/interface_settings.py judges these with the interfaces at hand.
 _JUDGED_THERE = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -55,8 +56,8 @@ _IDS = tuple(
 def layers(host: Host, plan: Plan) -> list[tuple[str, tuple[Assignment, ...]]]:
     """What NCCL on this host would see, highest precedence first; ``MissingFact`` without the host's environment."""
     environment = host.need(Environment)
-    release = plan.nccl_version or hosts.version_of(host.want(Software))
-    return hosts.layers_of(host.name, environment.variables, host.want(Interfaces), release, plan.env)
+    interfaces, release = host.want(Interfaces), release_of(host, plan)
+    return hosts.layers_of(host.name, environment.variables, interfaces, release, plan.env)
 
 
 def _kept(finding: Finding, name: str) -> bool:
@@ -77,10 +78,9 @@ def variables(host: Host, plan: Plan) -> Iterator[Finding]:
     NCCL_IB_DISABLE=1 on a host with an active InfiniBand or RoCE port fails: the job would run over TCP.
     """
     found = layers(host, plan)
-    release = plan.nccl_version or hosts.version_of(host.want(Software))
     items = [item for _, layer in found for item in layer]
     devices = {host.name: hosts.devices_of(host.want(Interfaces), host.want(InfinibandFact))}
-    remarks = lint.remarks(items, release, hosts.torch_of(host.want(Software)), devices)
+    remarks = lint.remarks(items, release_of(host, plan), hosts.torch_of(host.want(Software)), devices)
     for made in (*remarks, *sources.source_order(found)):
         if not _kept(made.finding, made.assignment.name):
             continue
@@ -115,8 +115,7 @@ def agreement(fleet: Fleet) -> Iterator[Finding]:
     NCCL_ALGO, NCCL_PROTO, NCCL_NTHREADS, NCCL_BUFFSIZE, NCCL_NET and NCCL_SOCKET_MAGIC must agree, or ranks wait for
     each other.
     """
-    if len(fleet.hosts) < 2:
-        raise SkipRule("one host: there is nobody to disagree with")
+    fleet.need_several("one host: there is nobody to disagree with")
     known = fleet.every(Environment)
     fleet.every(Interfaces)  # what stands in nccl.conf
     winners = {host.name: sources.effective(layers(host, fleet.plan)) for host in fleet.hosts if host.name in known}

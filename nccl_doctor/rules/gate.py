@@ -8,7 +8,7 @@ import msgspec
 
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.judge import SURE, Report
+from nccl_doctor.rules.judge import SURE, Report, anything
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
 
@@ -22,7 +22,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """The decision for a job: ``go``, the hosts to run on, the spares, and all good hosts (more than both, at times)."""
+    """The decision for a job: ``go``, the ``chosen`` hosts to run on, and the ``spares``.
+
+    ``good`` are all good hosts: some of them may be neither chosen nor spare. Without ``go`` they are the chosen ones.
+    """
 
     go: bool
     decisions: tuple[Decision, ...]
@@ -46,8 +49,9 @@ def decide_hosts(report: Report) -> tuple[Decision, ...]:
     """The state of every host.
 
     A cause of severity fail makes its hosts bad; where the measurement could not tell two ends apart, suspect. A host
-    with anything unmeasured is unknown unless it is bad. Consequences that are folded under another host's fault are
-    not held against a host; but a failing cause that names nobody is held against everybody.
+    with anything unmeasured is unknown unless it is bad, and so are all where no stage applies. Consequences that are
+    folded under another host's fault are not held against a host; but a failing cause that names nobody is held against
+    everybody.
     """
     bad: dict[str, list[str]] = {host: [] for host in report.hosts}
     doubtful: dict[str, list[str]] = {host: [] for host in report.hosts}
@@ -57,7 +61,8 @@ def decide_hosts(report: Report) -> tuple[Decision, ...]:
         unsure = item.severity is Severity.WARN or (len(item.hosts) > 1 and item.confidence < SURE)
         for host in item.hosts or report.hosts:
             (doubtful if unsure else bad).setdefault(host, []).append(item.id)
-    gaps: dict[str, list[str]] = {host: [] for host in report.hosts}
+    nothing = [] if anything(report.stages) else ["no stage that was asked for applies: nothing was checked"]
+    gaps: dict[str, list[str]] = {host: list(nothing) for host in report.hosts}
     for gap in report.unknown:
         for host in gap.hosts:
             gaps.setdefault(host, []).append(f"{gap.what}: {gap.why}")
@@ -113,7 +118,7 @@ def decide(
 
 
 def _alike_first(good: dict[str, str], groups: dict[str, str]) -> list[str]:
-    """Good hosts (with their states): those of the largest group first, in it the healthy ones, then by name."""
+    """Good hosts (with their states), those of the largest group first. In a group the healthy ones come first."""
     of = {host: groups.get(host, "") for host in good}
     size = Counter(of.values())
     return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host))

@@ -6,40 +6,46 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
 
-# NVML's error code of nvmlInit -> finding id, title, what to do (text, command)
-_INIT_FAILURES: dict[int, tuple[str, str, str, str]] = {
+# NVML's error code of nvmlInit -> finding id, title, what to do
+_INIT_FAILURES = {
     18: (
         "gpu.driver.mismatch",
         "the NVIDIA kernel module and the user-space libraries are of different versions",
-        "a driver update without a reload: see which versions meet, and load the new module while no process uses the old one",
-        "cat /proc/driver/nvidia/version; ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*",
+        Fix(
+            "a driver update without a reload: see which versions meet, and load the new module while no process uses the old one",
+            "cat /proc/driver/nvidia/version; ls -l /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*",
+        ),
     ),
     9: (
         "gpu.driver.not-loaded",
         "the NVIDIA kernel module is not loaded",
-        "load it; if that fails, the module is not built for the running kernel",
-        "sudo modprobe nvidia && nvidia-smi; uname -r; dkms status; sudo dmesg | grep -i nvrm | tail",
+        Fix(
+            "load it; if that fails, the module is not built for the running kernel",
+            "sudo modprobe nvidia && nvidia-smi; uname -r; dkms status; sudo dmesg | grep -i nvrm | tail",
+        ),
     ),
     12: (
         "gpu.driver.library-missing",
         "libnvidia-ml.so.1 is not found: the driver's user-space part is missing here",
-        "in a container: start it with the NVIDIA container toolkit (--gpus all); else install the driver's libraries",
-        "ldconfig -p | grep -i nvidia-ml",
+        Fix(
+            "in a container: start it with the NVIDIA container toolkit (--gpus all); else install the driver's libraries",
+            "ldconfig -p | grep -i nvidia-ml",
+        ),
     ),
 }
-_NO_PERMISSION = 4
-# NVML's words for a GPU that it does not open, beside "GPU is lost" -> what to do, command
+_NO_PERMISSION = 4  # NVML's error code, too
+# NVML's words for a GPU that it does not open, beside "GPU is lost" -> what to do
 _REFUSALS = {
-    "Insufficient External Power": ("connect the GPU's power cables", "sudo ipmitool sdr type 'Power Supply'"),
-    "Interrupt Request Issue": (
+    "Insufficient External Power": Fix("connect the GPU's power cables", "sudo ipmitool sdr type 'Power Supply'"),
+    "Interrupt Request Issue": Fix(
         "the GPU's interrupts do not arrive: update the BIOS, look at the kernel's interrupt and IOMMU options",
         "cat /proc/cmdline; grep nvidia /proc/interrupts; sudo dmesg -T | grep -iE 'irq|nvrm' | tail -20",
     ),
-    "GPU requires restart": ("drain the host, then reset the GPU", "sudo nvidia-smi --gpu-reset"),
+    "GPU requires restart": Fix("drain the host, then reset the GPU", "sudo nvidia-smi --gpu-reset", risky=True),
 }
 DISPLAY_CLASS = "0x0300"  # of PCI devices: VGA controllers; boards without a display have 0x0302
 GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
@@ -71,8 +77,10 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             fact,
             "gpu.driver.hang",
             f"the NVIDIA driver hangs: {fact.nvml.call or 'NVML'} does not return",
-            "look for a stuck process and Xids",
-            "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail",
+            Fix(
+                "look for a stuck process and Xids",
+                "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail",
+            ),
             fact.nvml.detail,
         )
     elif fact.nvml.code == _NO_PERMISSION:
@@ -88,8 +96,10 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
             fact,
             "gpu.driver.failed",
             f"the driver fails to answer {len(errors)} questions about GPU {index}",
-            "read what the kernel module says; if the GPU is sick, drain the host and reset it",
-            "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|xid' | tail -20",
+            Fix(
+                "read what the kernel module says; if the GPU is sick, drain the host and reset it",
+                "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|xid' | tail -20",
+            ),
             "; ".join(f"{field}: {text}" for text, field in list(errors.items())[:4]),
         )
     else:
@@ -101,17 +111,10 @@ def _unanswered(gpu: GpuDevice) -> dict[str, str]:
     return {text: field for field, text in reversed(gpu.errors.items())}
 
 
-def _init_failure(nvml: Witness) -> tuple[str, str, str, str]:
-    """Finding id, title, what to do (text, command) where NVML does not start."""
-    return _INIT_FAILURES.get(
-        nvml.code or 0,
-        (
-            "gpu.driver.failed",
-            f"NVML fails: {nvml.detail}",
-            "read what the kernel module says",
-            "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",
-        ),
-    )
+def _init_failure(nvml: Witness) -> tuple[str, str, Fix]:
+    """Finding id, title, and what to do where NVML does not start."""
+    look = Fix("read what the kernel module says", "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20")
+    return _INIT_FAILURES.get(nvml.code or 0, ("gpu.driver.failed", f"NVML fails: {nvml.detail}", look))
 
 
 def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
@@ -119,37 +122,29 @@ def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:
     if fact.smi.outcome == "timed-out":
         evidence = [Evidence(fact.smi.detail, "nvidia-smi", host=host.name)]
         confidence = 0.8
-        fix = Fix("see where it waits", "ps -eo pid,stat,wchan:30,args | grep '[n]vidia-smi'", host.name)
+        fix = Fix("see where it waits", "ps -eo pid,stat,wchan:30,args | grep '[n]vidia-smi'")
         if unkept := next((gpu for gpu in devices(fact) if gpu.persistence_mode is False), None):
             evidence.append(proof(host, unkept, "persistence mode: disabled"))
             text = "without persistence mode every start initialises all GPUs: run the persistence daemon, look again"
             command = "sudo systemctl enable --now nvidia-persistenced; time nvidia-smi -L"
-            confidence, fix = 0.5, Fix(text, command, host=host.name)
-        yield finding(
+            confidence, fix = 0.5, Fix(text, command)
+        yield host.finding(
             "gpu.driver.smi-hang",
             Severity.WARN,
             "nvidia-smi does not return, though NVML answers",
             evidence,
-            hosts=(host.name,),
+            fix,
             confidence=confidence,
-            fixes=[fix],
         )
     elif proofs := _smi_differs(host, fact):
-        yield finding(
+        yield host.finding(
             "gpu.driver.smi-differs",
             Severity.WARN,
             "nvidia-smi lists all GPUs and ends with an error"
             if {gpu.get("bus_id") for gpu in fact.smi.gpus} == {gpu.bus_id for gpu in devices(fact)}
             else "nvidia-smi does not see the GPUs that NVML sees",
             proofs,
-            hosts=(host.name,),
-            fixes=[
-                Fix(
-                    "read what nvidia-smi and the kernel module say",
-                    "nvidia-smi -L; sudo dmesg -T | grep -i nvrm | tail",
-                    host.name,
-                )
-            ],
+            Fix("read what nvidia-smi and the kernel module say", "nvidia-smi -L; sudo dmesg -T | grep -i nvrm | tail"),
             confidence=0.8,
         )
 
@@ -169,7 +164,7 @@ def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
     return told
 
 
-def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, command: str, proof: str) -> Finding:
+def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, fix: Fix, proof: str) -> Finding:
     evidence = [Evidence(proof or fact.nvml.outcome, "NVML", host=host.name)]
     if fact.module_version:
         library = f"; library {fact.system.library}" if fact.system.library else ""
@@ -179,19 +174,9 @@ def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, text: str, c
             evidence.append(Evidence(line, "nvidia-smi", host=host.name))
     if fact.pci_gpus:
         evidence.append(Evidence(f"{len(fact.pci_gpus)} NVIDIA GPUs on the PCI bus", "/sys/bus/pci", host=host.name))
-    return finding(
-        id,
-        Severity.FAIL,
-        title,
-        evidence,
-        hosts=(host.name,),
-        # What looks and what interrupts are never one line to paste.
-        fixes=[
-            Fix(text, command, host.name),
-            *([Fix("drain the host and reboot it", "sudo reboot", host.name, True)] if id in _CURED_BY_REBOOT else []),
-        ],
-        explains=_EXPLAINED,
-    )
+    # What looks and what interrupts are never one line to paste.
+    reboot = [Fix("drain the host and reboot it", "sudo reboot", risky=True)] if id in _CURED_BY_REBOOT else []
+    return host.finding(id, Severity.FAIL, title, evidence, fix, *reboot, explains=_EXPLAINED)
 
 
 @host_rule(
@@ -229,31 +214,23 @@ def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     if fact.container:
         raise MissingFact(f"GPU {names}", f"on the PCI bus, not in NVML; {fact.container}: this may be a container")
     none = not seen
-    yield finding(
+    yield host.finding(
         "gpu.not-visible.none" if none else "gpu.not-visible.fewer-than-bus",
         Severity.FAIL,
-        f"NVML sees {len(seen) or 'none'} of {len(listed)} GPUs: {names} is missing"
-        if len(missing) == 1
-        else f"NVML sees {len(seen) or 'none'} of {len(listed)} GPUs: {names} are missing",
+        f"NVML sees {len(seen) or 'none'} of {len(listed)} GPUs: {names} {'is' if len(missing) == 1 else 'are'} missing",
         [
-            Evidence(f"nvmlDeviceGetCount: {fact.system.count}", "NVML", host=host.name),
-            Evidence(f"NVIDIA GPUs on the bus: {', '.join(sorted(listed))}", "/sys/bus/pci/devices", host=host.name),
+            (f"nvmlDeviceGetCount: {fact.system.count}", "NVML"),
+            (f"NVIDIA GPUs on the bus: {', '.join(sorted(listed))}", "/sys/bus/pci/devices"),
             *_smi_complaints(host, fact),
         ],
+        Fix(
+            "see why: an Xid 79 means it fell off the bus; 'probe failed' means the driver refused it",
+            f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; sudo lspci -vvs {shell_word(missing[0].bus_id)}",
+        ),
+        Fix(
+            "power-cycle the host (a warm reboot often does not bring it back)", "sudo ipmitool power cycle", risky=True
+        ),
         places=[Place(host=host.name, gpu=str(slot)) for slot in missing],
-        fixes=[
-            Fix(
-                "see why: an Xid 79 means it fell off the bus; 'probe failed' means the driver refused it",
-                f"sudo dmesg -T | grep -iE 'xid|nvrm' | tail -20; sudo lspci -vvs {shell_word(missing[0].bus_id)}",
-                host.name,
-            ),
-            Fix(
-                "power-cycle the host (a warm reboot often does not bring it back)",
-                "sudo ipmitool power cycle",
-                host.name,
-                True,
-            ),
-        ],
         confidence=0.95,
         explains=("gpu.not-visible.fewer-than-peers", "topology", "gpu.nvlink", "collectives"),
     )
@@ -274,19 +251,16 @@ def _displays(fact: GpuFact, seen: set[str]) -> list[PciGpu]:
 
 def _display(host: Host, gpu: PciGpu) -> Finding:
     quote = f"{gpu.bus_id}: device {gpu.device}, class {gpu.kind}, driver {gpu.driver or 'none'}"
-    return finding(
+    return host.finding(
         "gpu.not-visible.fewer-than-bus",
         Severity.WARN,
         f"NVML does not see {gpu.bus_id}, a display card of another model than the GPUs that it sees",
-        Evidence(quote, "/sys/bus/pci/devices", host=host.name),
+        (quote, "/sys/bus/pci/devices"),
+        Fix(
+            "nothing, if it is for the console; else see why the NVIDIA driver does not take it",
+            f"lspci -nnks {shell_word(gpu.bus_id)}; sudo dmesg -T | grep -i nvrm | tail",
+        ),
         places=[Place(host=host.name, gpu=gpu.bus_id)],
-        fixes=[
-            Fix(
-                "nothing, if it is for the console; else see why the NVIDIA driver does not take it",
-                f"lspci -nnks {shell_word(gpu.bus_id)}; sudo dmesg -T | grep -i nvrm | tail",
-                host.name,
-            )
-        ],
         confidence=0.6,
     )
 
@@ -298,37 +272,29 @@ def _lost(host: Host, fact: GpuFact) -> Iterator[Finding]:
             continue
         text = next(iter(gpu.errors.values()))
         if refusal := next((words for words in _REFUSALS if words in gpu.errors.get("handle", "")), None):
-            yield _refused(host, gpu, refusal, text)
+            yield host.finding(
+                "gpu.driver.failed",
+                Severity.FAIL,
+                f"the driver does not open GPU {gpu.label}: {refusal}",
+                proof(host, gpu, text),
+                _REFUSALS[refusal],
+                places=[place(host, gpu)],
+                explains=_EXPLAINED,
+            )
             continue
-        yield finding(
+        yield host.finding(
             "gpu.fell-off-bus.lost",
             Severity.FAIL,
             f"GPU {gpu.label} does not answer the driver",
             [proof(host, gpu, text), *_smi_complaints(host, fact)],
+            Fix(
+                "power-cycle the host; if it comes back, reseat and test the GPU",
+                "sudo ipmitool power cycle",
+                risky=True,
+            ),
             places=[place(host, gpu)],
-            fixes=[
-                Fix(
-                    "power-cycle the host; if it comes back, reseat and test the GPU",
-                    "sudo ipmitool power cycle",
-                    host.name,
-                    True,
-                )
-            ],
             explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
         )
-
-
-def _refused(host: Host, gpu: GpuDevice, words: str, text: str) -> Finding:
-    do, command = _REFUSALS[words]
-    return finding(
-        "gpu.driver.failed",
-        Severity.FAIL,
-        f"the driver does not open GPU {gpu.label}: {words}",
-        proof(host, gpu, text),
-        places=[place(host, gpu)],
-        fixes=[Fix(do, command, host.name, "reset" in command)],
-        explains=_EXPLAINED,
-    )
 
 
 def _smi_complaints(host: Host, fact: GpuFact) -> list[Evidence]:
@@ -356,13 +322,12 @@ def visible_devices(host: Host, plan: Plan) -> Iterator[Finding]:
     if entries and usable == len(entries):
         return
     count = len(fact.gpus)
-    yield finding(
+    yield host.finding(
         "gpu.not-visible.cuda-visible-devices",
         Severity.FAIL if source.startswith("the job") else Severity.WARN,
         f"{name}={text!r} leaves {usable} of {count} GPUs visible to CUDA",
-        Evidence(f"{name}={text}", source, host=host.name),
-        hosts=(host.name,),
-        fixes=[Fix(f"unset it, or give indices 0 to {count - 1}, each once", f"unset {name}", host.name)],
+        (f"{name}={text}", source),
+        Fix(f"unset it, or give indices 0 to {count - 1}, each once", f"unset {name}"),
     )
 
 

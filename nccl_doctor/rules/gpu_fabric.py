@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, superchip
 
@@ -47,18 +47,18 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
     yield from _waiting(host, fact, waiting)
     for gpu in registered:
         if gpu.fabric and gpu.fabric.status:
-            yield finding(
+            yield host.finding(
                 "gpu.fabric-manager.failed",
                 Severity.FAIL,
                 f"registering GPU {gpu.label} with the NVLink fabric failed",
                 proof(host, gpu, f"fabric status: NVML error {gpu.fabric.status}"),
+                _manager_fix(host, fact),
                 places=[place(host, gpu)],
-                fixes=[_manager_fix(host, fact)],
             )
     yield from _manager(host, fact, registered or waiting)
     bad = [(gpu, words) for gpu in gpus if gpu.fabric and (words := _unhealthy(gpu.fabric))]
     if bad:
-        yield finding(
+        yield host.finding(
             "gpu.fabric-manager.degraded",
             Severity.FAIL,
             f"the NVLink fabric is degraded for {len(bad)} of {len(gpus)} GPUs",
@@ -93,7 +93,7 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
         return
     process = f"process nv-fabricmanager: {'runs' if fact.fabric_manager.running else 'not found'}"
     known = fact.fabric_manager.running is False and not (fact.container or superchip(fact))
-    yield finding(
+    yield host.finding(
         "gpu.fabric-manager.not-running" if known else "gpu.fabric-manager.not-completed",
         Severity.FAIL,
         "the fabric manager does not run: GPUs wait for the NVLink fabric"
@@ -101,10 +101,10 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
         else f"{len(waiting)} GPUs are not registered with the NVLink fabric",
         [
             *(proof(host, gpu, f"fabric state: {gpu.fabric.state}") for gpu in waiting[:3] if gpu.fabric),
-            Evidence(process, "/proc", host=host.name),
+            (process, "/proc"),
         ],
+        _manager_fix(host, fact),
         places=[place(host, gpu) for gpu in waiting],
-        fixes=[_manager_fix(host, fact)],
         explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
     )
 
@@ -112,16 +112,15 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
 def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[Finding]:
     manager = fact.fabric_manager
     if fact.nvswitches and manager.running is False and not (in_fabric or fact.container):
-        yield finding(
+        yield host.finding(
             "gpu.fabric-manager.not-running",
             Severity.FAIL,
             "an NVSwitch machine without a fabric manager",
             [
-                Evidence(f"NVSwitches on the PCI bus: {fact.nvswitches}", "/sys/bus/pci", host=host.name),
-                Evidence("no process nv-fabricmanager", "/proc", host=host.name),
+                (f"NVSwitches on the PCI bus: {fact.nvswitches}", "/sys/bus/pci"),
+                ("no process nv-fabricmanager", "/proc"),
             ],
-            hosts=(host.name,),
-            fixes=[_manager_fix(host, fact)],
+            _manager_fix(host, fact),
             confidence=0.9,
             explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
         )
@@ -129,16 +128,12 @@ def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[
     # manager that a container's image brings is not the one that runs.
     used = (fact.nvswitches and not fact.container) or ((fact.nvswitches or in_fabric) and manager.running)
     if manager.version and fact.system.driver and manager.version != fact.system.driver and used:
-        yield finding(
+        yield host.finding(
             "gpu.fabric-manager.version-mismatch",
             Severity.FAIL,
             f"fabric manager {manager.version} does not fit driver {fact.system.driver}",
-            [
-                Evidence(manager.version, "nv-fabricmanager --version", host=host.name),
-                Evidence(f"driver {fact.system.driver}", "NVML", host=host.name),
-            ],
-            hosts=(host.name,),
-            fixes=[Fix("install the fabric manager of exactly the driver's version", "", host.name)],
+            [(manager.version, "nv-fabricmanager --version"), (f"driver {fact.system.driver}", "NVML")],
+            Fix("install the fabric manager of exactly the driver's version", "", host.name),
             confidence=0.9,
         )
 
@@ -156,21 +151,14 @@ def imex(host: Host, plan: Plan) -> Iterator[Finding]:
     if fact.imex_channels:
         return
     assert joined[0].fabric is not None
-    yield finding(
+    yield host.finding(
         "gpu.imex.no-channel",
         Severity.WARN,
         "multi-node NVLink without an IMEX channel on this host",
         [
-            Evidence(f"fabric cluster {joined[0].fabric.cluster}", f"NVML, GPU {joined[0].index}", host=host.name),
-            Evidence("no channel in /dev/nvidia-caps-imex-channels", "/dev", host=host.name),
+            (f"fabric cluster {joined[0].fabric.cluster}", f"NVML, GPU {joined[0].index}"),
+            ("no channel in /dev/nvidia-caps-imex-channels", "/dev"),
         ],
-        hosts=(host.name,),
+        Fix("start the IMEX service and create channel 0", "sudo systemctl status nvidia-imex; nvidia-imex-ctl -N"),
         confidence=0.8,
-        fixes=[
-            Fix(
-                "start the IMEX service and create channel 0",
-                "sudo systemctl status nvidia-imex; nvidia-imex-ctl -N",
-                host.name,
-            )
-        ],
     )

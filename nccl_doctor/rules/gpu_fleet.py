@@ -12,20 +12,11 @@ from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import GpuModel, find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.drift import DriftRow, row
+from nccl_doctor.rules.drift import DriftRow, quoted, row
 from nccl_doctor.rules.engine import Fleet, Host, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import answered, answered_fleet, devices, fleet_facts, place, proof, untold
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
-
-VALUES_SHOWN = 8  # in one line
-
-
-def quoted(drift: DriftRow) -> Evidence:
-    """A row of the drift table in one line: ``driver: 550.90.07 on gpu[01-03]; 535.129.03 on gpu04``."""
-    told = "; ".join(f"{text or '(none)'} on {fold(hosts)}" for text, hosts in drift.values[:VALUES_SHOWN])
-    more = f"; and {len(drift.values) - VALUES_SHOWN} more values" if len(drift.values) > VALUES_SHOWN else ""
-    return Evidence(f"{drift.subject}: {told}{more}", "compared between hosts")
 
 
 def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:
@@ -93,13 +84,25 @@ def _switch(on: bool | None) -> str | None:
 def table(facts: Mapping[str, GpuFact]) -> tuple[DriftRow, ...]:
     """All subjects in which GPUs are compared, one row each: model and memory first."""
     rows = [
-        row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()}),
-        row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()}),
-        row("memory", {host: _all(fact, _memory) for host, fact in facts.items()}),
+        _counts(facts),
+        _models(facts),
+        _memories(facts),
     ]
     for name, subject in _SUBJECTS.items():
         rows.append(row(name, {host: text for host, fact in facts.items() if (text := subject.tell(fact))}))
     return tuple(rows)
+
+
+def _counts(facts: Mapping[str, GpuFact]) -> DriftRow:
+    return row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()})
+
+
+def _models(facts: Mapping[str, GpuFact]) -> DriftRow:
+    return row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
+
+
+def _memories(facts: Mapping[str, GpuFact]) -> DriftRow:
+    return row("memory", {host: _all(fact, _memory) for host, fact in facts.items()})
 
 
 def _memory(gpu: GpuDevice) -> str | None:
@@ -113,10 +116,10 @@ def equal_counts(fleet: Fleet) -> Iterator[Finding]:
     A host without any GPU among hosts that have some is a finding; hosts without GPUs alone are not.
     """
     facts = {host: fact for host, fact in fleet_facts(fleet).items() if fact.nvml.outcome in ("ok", "not-run")}
-    counts = row("GPUs", {host: str(len(devices(fact))) for host, fact in facts.items()})
+    counts = _counts(facts)
     if counts.equal:
         return
-    usual = int(counts.majority) if counts.majority else max(int(text) for text, _ in counts.values)
+    usual = counts.usual_count
     slots = Counter(gpu.bus_id for fact in facts.values() for gpu in devices(fact) if len(devices(fact)) == usual)
     for host, fact in sorted(facts.items()):
         have = devices(fact)
@@ -160,7 +163,7 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
     of one branch (550.54 and 550.90) are a warning: a cluster is updated host by host.
     """
     facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
-    models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
+    models = _models(facts)
     other_model = set() if models.equal else set(models.differing)
     found: dict[tuple[str, Severity], list[DriftRow]] = {}
     for name, subject in _SUBJECTS.items():
@@ -204,8 +207,7 @@ def one_model(fleet: Fleet) -> Iterator[Finding]:
         for field, what in (("name", "GPU model"), ("memory_total_bytes", "GPU memory")):
             if why := next((why for gpu in devices(fact) if (why := untold(gpu, field))), ""):
                 fleet.lack(what, why, host)
-    models = row("model", {host: _all(fact, lambda gpu: gpu.name) for host, fact in facts.items()})
-    memory = row("memory", {host: _all(fact, _memory) for host, fact in facts.items()})
+    models, memory = _models(facts), _memories(facts)
     drift = models if not models.equal else memory
     if drift.equal:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules.engine import Host, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons
 from nccl_doctor.rules.thresholds import value
@@ -33,18 +33,18 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus = devices(answered(host))
     for gpu in gpus:
         for id, title, quote, remedy in _faults(gpu):
-            yield finding(
+            yield host.finding(
                 id,
                 Severity.FAIL,
                 title,
                 proof(host, gpu, quote),
+                Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", risky=True),
                 places=[place(host, gpu)],
-                fixes=[Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)],
                 explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
             )
         corrected = gpu.ecc_corrected_volatile or 0
         if corrected >= value("gpu.ecc.corrected.warn"):
-            yield finding(
+            yield host.finding(
                 "gpu.ecc.corrected-many",
                 Severity.WARN,
                 f"{corrected} corrected ECC errors on GPU {gpu.label} since the driver was loaded",
@@ -54,15 +54,13 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
             )
     off = [gpu for gpu in gpus if gpu.ecc_mode is False]
     if off and len(off) < len(gpus):
-        yield finding(
+        yield host.finding(
             "gpu.ecc.disabled",
             Severity.WARN,
             f"ECC is off on {len(off)} of {len(gpus)} GPUs",
             [proof(host, gpu, "ECC mode: disabled") for gpu in off[:4]],
+            Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1"),
             places=[place(host, gpu) for gpu in off],
-            fixes=[
-                Fix("turn it on; it holds after the next reset", f"sudo nvidia-smi -i {off[0].index} -e 1", host.name)
-            ],
         )
     need_fields(gpus, "ECC counters", "ecc_mode", "ecc_uncorrected_volatile", "ecc_corrected_volatile")
     need_fields(gpus, "row-remap state", "remap_pending", "remap_failure", "retired_pages_pending")
@@ -100,19 +98,19 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.recovery_action in (None, "none"):
             continue
-        yield finding(
+        yield host.finding(
             "gpu.needs-reset",
             Severity.FAIL,
             f"the driver asks for '{gpu.recovery_action}' of GPU {gpu.label}",
             proof(host, gpu, f"GPU recovery action: {gpu.recovery_action}"),
+            _recovery(host, gpu),
             places=[place(host, gpu)],
-            fixes=[_recovery(host, gpu)],
         )
     need_fields(gpus, "recovery action", "recovery_action")
 
 
 def _recovery(host: Host, gpu: GpuDevice) -> Fix:
-    """What answers the action that the driver asks for; a reboot does for those unknown to us."""
+    """What to do about the action that the driver asks for; a reboot, where we do not know it."""
     if gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
         return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
     if gpu.recovery_action == "drain-p2p":
@@ -172,23 +170,20 @@ def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str
         evidence.append(proof(host, gpu, f"clocks event reasons: {why}{heat}{clock}"))
     who = f"GPU {hit[0].label}" if len(hit) == 1 else f"each of {len(hit)} GPUs (of {count})"
     thermal = id.endswith("-thermal")
-    return finding(
+    return host.finding(
         id,
         Severity.WARN if id.endswith("hw-slowdown") else Severity.FAIL,
         f"{who} {words}",
         evidence,
+        Fix(
+            "check fans, air flow, inlet temperature and the liquid loop"
+            if thermal
+            else "check power supplies, their cables and the chassis power policy (BMC event log)",
+            "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan"
+            if thermal
+            else "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
+        ),
         places=[place(host, gpu) for gpu in hit],
-        fixes=[
-            Fix(
-                "check fans, air flow, inlet temperature and the liquid loop"
-                if thermal
-                else "check power supplies, their cables and the chassis power policy (BMC event log)",
-                "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan"
-                if thermal
-                else "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
-                host.name,
-            )
-        ],
     )
 
 
@@ -207,7 +202,7 @@ def _hot(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
     if memory is not None and memory >= memory_limit:
         too_hot.append(f"memory {memory} C (warned from {memory_limit:.0f} C)")
     if too_hot and not (gpu.throttle_reasons or 0) & 0x60:
-        yield finding(
+        yield host.finding(
             "gpu.thermal-power.hot",
             Severity.WARN,
             f"GPU {gpu.label} is close to throttling",
@@ -224,7 +219,7 @@ def _capped(host: Host, gpus: list[GpuDevice]) -> Iterator[Finding]:
         if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < share * gpu.power_default_w
     ]
     if capped:
-        yield finding(
+        yield host.finding(
             "gpu.thermal-power.power-cap",
             Severity.WARN,
             f"the power limit of {len(capped)} of {len(gpus)} GPUs is below the default",
@@ -232,12 +227,9 @@ def _capped(host: Host, gpus: list[GpuDevice]) -> Iterator[Finding]:
                 proof(host, gpu, f"power limit {gpu.power_limit_w:.0f} W, default {gpu.power_default_w:.0f} W")
                 for gpu in capped
             ],
+            Fix(
+                "if nobody wants it so, set the default again",
+                f"sudo nvidia-smi -i {capped[0].index} -pl {capped[0].power_default_w:.0f}",
+            ),
             places=[place(host, gpu) for gpu in capped],
-            fixes=[
-                Fix(
-                    "if nobody wants it so, set the default again",
-                    f"sudo nvidia-smi -i {capped[0].index} -pl {capped[0].power_default_w:.0f}",
-                    host.name,
-                )
-            ],
         )

@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.system import System
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof
 from nccl_doctor.rules.system import SERVICES
@@ -23,19 +23,17 @@ def mig(host: Host, plan: Plan) -> Iterator[Finding]:
     on = [gpu for gpu in gpus if gpu.mig_mode]
     pending = [gpu for gpu in gpus if gpu.mig_mode_pending is not None and gpu.mig_mode_pending != gpu.mig_mode]
     if on:
-        yield finding(
+        yield host.finding(
             "gpu.mig",
             Severity.FAIL,
             f"MIG is on for {len(on)} of {len(gpus)} GPUs",
             [proof(host, gpu, "MIG mode: enabled") for gpu in on[:4]],
+            Fix("turn it off while the GPU is idle", f"sudo nvidia-smi -i {on[0].index} -mig 0", risky=True),
             places=[place(host, gpu) for gpu in on],
-            fixes=[
-                Fix("turn it off while the GPU is idle", f"sudo nvidia-smi -i {on[0].index} -mig 0", host.name, True)
-            ],
             explains=("gpu.p2p", "gpu.nvlink.lost", "topology"),
         )
     if pending:
-        yield finding(
+        yield host.finding(
             "gpu.mig.pending",
             Severity.WARN,
             f"a change of MIG mode waits for a reset of {len(pending)} GPUs",
@@ -62,17 +60,17 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
     shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
     exclusive = [gpu for gpu in gpus if gpu.compute_mode in _EXCLUSIVE]
     if shut:
-        yield finding(
+        yield host.finding(
             "gpu.compute-mode.prohibited",
             Severity.FAIL,
             f"{len(shut)} of {len(gpus)} GPUs take no compute process",
             [proof(host, gpu, "compute mode: prohibited") for gpu in shut[:4]],
+            Fix("set the default mode", "sudo nvidia-smi -c DEFAULT"),
             places=[place(host, gpu) for gpu in shut],
-            fixes=[Fix("set the default mode", "sudo nvidia-smi -c DEFAULT", host.name)],
         )
     if exclusive:
         held = [gpu for gpu in exclusive if gpu.processes]
-        yield finding(
+        yield host.finding(
             "gpu.compute-mode.exclusive",
             Severity.FAIL if held else Severity.INFO,
             f"{len(held)} of {len(exclusive)} GPUs in exclusive mode are already taken"
@@ -83,13 +81,12 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     off = [gpu for gpu in gpus if gpu.persistence_mode is False]
     if off:
-        yield finding(
+        yield host.finding(
             "gpu.persistence-off",
             Severity.INFO,
             f"persistence mode is off on {len(off)} of {len(gpus)} GPUs",
-            Evidence("persistence mode: disabled", f"NVML, GPU {off[0].index}", host=host.name),
-            hosts=(host.name,),
-            fixes=[Fix("run the persistence daemon", "sudo systemctl enable --now nvidia-persistenced", host.name)],
+            ("persistence mode: disabled", f"NVML, GPU {off[0].index}"),
+            Fix("run the persistence daemon", "sudo systemctl enable --now nvidia-persistenced"),
         )
     need_fields(gpus, "compute mode", "compute_mode")
     if new := {gpu.compute_mode for gpu in gpus} - {None, "default", "prohibited", *_EXCLUSIVE}:
@@ -124,7 +121,7 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
     ]
     if holders:
         pids = " ".join(str(pid) for pid in sorted({process.pid for _, process in holders})[:20])
-        yield finding(
+        yield host.finding(
             "gpu.busy.nvml",
             Severity.WARN,
             f"{len({process.pid for _, process in holders})} processes are already on the GPUs",
@@ -138,14 +135,11 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
                 )
                 for gpu, process in holders[:6]
             ],
+            Fix(
+                "look whose they are; end them if they are leftovers",
+                f"ps -o pid,user,lstart,args -p {pids.replace(' ', ',')}",
+            ),
             places=[place(host, gpu) for gpu, _ in holders],
-            fixes=[
-                Fix(
-                    "look whose they are; end them if they are leftovers",
-                    f"ps -o pid,user,lstart,args -p {pids.replace(' ', ',')}",
-                    host.name,
-                )
-            ],
         )
     limit = value("gpu.memory-used.idle")
     leaked = [
@@ -154,13 +148,13 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
         if gpu.processes == () and (gpu.memory_used_bytes or 0) > limit and not gpu.mig_mode and not _host_memory(gpu)
     ]
     if leaked and not named:
-        yield finding(
+        yield host.finding(
             "gpu.busy.memory-without-process",
             Severity.WARN,
             f"memory of {len(leaked)} GPUs is in use, and no process that holds it is visible",
             [proof(host, gpu, f"{size(gpu.memory_used_bytes or 0)} used, no process listed") for gpu in leaked[:4]],
+            Fix("find who holds the device files, in all containers", "sudo fuser -v /dev/nvidia*"),
             places=[place(host, gpu) for gpu in leaked],
             confidence=0.8,
-            fixes=[Fix("find who holds the device files, in all containers", "sudo fuser -v /dev/nvidia*", host.name)],
         )
     need_fields(gpus, "who uses the GPU", "processes", "memory_used_bytes")

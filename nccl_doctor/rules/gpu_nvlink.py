@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Finding, Fix, Severity, finding
+from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof
 from nccl_doctor.rules.thresholds import value
@@ -66,7 +66,7 @@ def _alone(gpus: list[GpuDevice]) -> GpuDevice | None:
 
 
 def _inactive(host: Host, gpu: GpuDevice) -> Finding:
-    return finding(
+    return host.finding(
         "gpu.nvlink.inactive",
         Severity.INFO,
         f"no NVLink of GPU {gpu.label} is up; it is the only GPU here, so NCCL has no use for one",
@@ -89,25 +89,18 @@ def _most_among(gpus: Iterable[GpuDevice], name: str | None) -> int:
 def _links_down(host: Host, gpu: GpuDevice, active: int, expected: int) -> Finding:
     down = [str(link.link) for link in gpu.nvlinks or () if not link.active]
     which = f" (inactive: {', '.join(down)})" if down else ""
-    return finding(
+    return host.finding(
         "gpu.nvlink.link-down",
         Severity.FAIL,
         f"{expected - active} of {expected} NVLinks of GPU {gpu.label} are down",
         proof(host, gpu, f"active NVLinks: {active} of {expected}{which}"),
+        Fix("see link state and errors", f"nvidia-smi nvlink -s -i {gpu.index}; nvidia-smi nvlink -e -i {gpu.index}"),
+        Fix(
+            "drain the host and reset all GPUs, the fabric manager running; if it stays down: field diagnostic",
+            "sudo nvidia-smi --gpu-reset",
+            risky=True,
+        ),
         places=[place(host, gpu)],
-        fixes=[
-            Fix(
-                "see link state and errors",
-                f"nvidia-smi nvlink -s -i {gpu.index}; nvidia-smi nvlink -e -i {gpu.index}",
-                host.name,
-            ),
-            Fix(
-                "drain the host and reset all GPUs, the fabric manager running; if it stays down: field diagnostic",
-                "sudo nvidia-smi --gpu-reset",
-                host.name,
-                True,
-            ),
-        ],
         explains=("gpu.nvlink.lost", "gpu.nvlink.narrow", "topology", "gpu.p2p"),
     )
 
@@ -133,7 +126,7 @@ def _link_errors(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
         if high:
             proofs.append(proof(host, gpu, f"NVLink {link.link}: {', '.join(high)}"))
     if proofs:
-        yield finding(
+        yield host.finding(
             "gpu.nvlink.errors",
             Severity.WARN,
             f"NVLink errors on GPU {gpu.label} since the driver was loaded",

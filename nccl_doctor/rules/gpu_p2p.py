@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_paths import NEAR, nvlinks
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.findings.model import Finding, Fix, Place, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, redirecting, translating
 from nccl_doctor.rules.nvidia import NO_GPU, superchip
-from nccl_doctor.rules.topology_view import matrix_of
+from nccl_doctor.rules.topology_view import known_matrix
 
 
 def _bare_metal(host: Host) -> TopologyFact:
@@ -35,26 +35,17 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     fact = _bare_metal(host)
     if hit := redirecting(fact):
-        yield finding(
+        yield host.finding(
             "gpu.p2p.acs",
             Severity.WARN,
             f"ACS redirects peer-to-peer traffic on {len(hit)} ports of PCIe switches above GPUs or NICs",
-            [
-                Evidence(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}", host=host.name)
-                for bridge in hit[:4]
-            ],
-            hosts=(host.name,),
-            fixes=[
-                Fix(
-                    "see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+", host.name
-                ),
-                Fix(
-                    "turn ACS off in the BIOS (bare metal only), or on these ports until the next boot",
-                    f"for port in {' '.join(shell_word(port.bus_id) for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
-                    host.name,
-                    True,
-                ),
-            ],
+            [(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}") for bridge in hit[:4]],
+            Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+"),
+            Fix(
+                "turn ACS off in the BIOS (bare metal only), or on these ports until the next boot",
+                f"for port in {' '.join(shell_word(port.bus_id) for port in hit)}; do sudo setpci -s $port ECAP_ACS+0x6.w=0000; done",
+                risky=True,
+            ),
         )
     if fact.acs.outcome != "ok":
         denied = "not permitted: reading extended PCI configuration needs root"
@@ -77,16 +68,15 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact("IOMMU group type", f"{unread[0]}: {fact.iommu.types[unread[0]]}")
         return
     address, kind = sorted(mapped.items())[0]
-    yield finding(
+    yield host.finding(
         "gpu.p2p.iommu",
         Severity.WARN,
         f"the IOMMU translates addresses of {len(mapped)} GPUs and NICs: GPUDirect may be slow or fail",
         [
-            Evidence(f"IOMMU group type of {address}: {kind}", "/sys/kernel/iommu_groups", host=host.name),
-            Evidence(" ".join(fact.boot_options) or "(no IOMMU option)", "/proc/cmdline", host=host.name),
+            (f"IOMMU group type of {address}: {kind}", "/sys/kernel/iommu_groups"),
+            (" ".join(fact.boot_options) or "(no IOMMU option)", "/proc/cmdline"),
         ],
-        hosts=(host.name,),
-        fixes=[Fix("boot with pass-through: add iommu=pt to the kernel command line", "", host.name)],
+        Fix("boot with pass-through: add iommu=pt to the kernel command line", "", host.name),
         confidence=0.8,
     )
 
@@ -111,7 +101,8 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact("P2P status", next(iter(failed.errors.values())))
         raise SkipRule("the driver tells no P2P status")
     linked = {gpu.index for gpu in fact.gpus if gpu.nvlinks and any(link.active for link in gpu.nvlinks)}
-    kinds = _kinds(host)
+    matrix = known_matrix(host)
+    kinds = matrix.kinds() if matrix else {}
     denied, switched = [], []
     for pair in known:
         if pair.read == "OK" and pair.write in ("OK", None):
@@ -126,25 +117,16 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
         ("gpu.p2p.consumer", Severity.INFO, switched, "below one PCIe switch without P2P: NCCL uses host memory"),
     ):
         if pairs:
-            yield finding(
+            yield host.finding(
                 id,
                 severity,
                 f"{len(pairs)} GPU pairs are {words}",
                 [
-                    Evidence(
-                        f"P2P read {pair.read}, write {pair.write}", f"NVML, GPU {pair.a} and {pair.b}", host=host.name
-                    )
+                    (f"P2P read {pair.read}, write {pair.write}", f"NVML, GPU {pair.a} and {pair.b}")
                     for pair in pairs[:4]
                 ],
+                Fix("see the driver's view", "nvidia-smi topo -p2p r; nvidia-smi topo -m"),
                 places=[Place(host=host.name, gpu=f"{pair.a}-{pair.b}") for pair in pairs[:16]],
-                fixes=[Fix("see the driver's view", "nvidia-smi topo -p2p r; nvidia-smi topo -m", host.name)],
             )
     if untold := [pair for pair in fact.pairs if pair.read is None or pair.write is None]:
         raise MissingFact("P2P status", f"the driver does not tell it of GPU {untold[0].a} and {untold[0].b}")
-
-
-def _kinds(host: Host) -> Mapping[tuple[str, str], str]:
-    try:
-        return matrix_of(host).kinds()
-    except (MissingFact, SkipRule):
-        return {}

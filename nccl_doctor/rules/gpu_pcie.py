@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
-from nccl_doctor.findings.model import Finding, Fix, Severity, finding, shell_word
+from nccl_doctor.findings.model import Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof
 from nccl_doctor.rules.thresholds import value
@@ -106,19 +106,15 @@ def _limited(gpu: GpuDevice, module: bool, alike: Sequence[GpuDevice]) -> Iterat
 def _link(host: Host, id: str, severity: Severity, title: str, quotes: Sequence[tuple[GpuDevice, str]]) -> Finding:
     bus_id = quotes[0][0].bus_id
     where = f"-s {shell_word(bus_id)}" if bus_id else "-d 10de:"
-    return finding(
+    look = Fix(
+        "look at the link and its upstream port; a reseat, riser or BIOS setting cures it",
+        f"sudo lspci -vv {where} | grep -E 'LnkCap|LnkSta'; sudo dmesg -T | grep -i aer | tail",
+    )
+    return host.finding(
         id,
         severity,
         title,
         [proof(host, gpu, quote) for gpu, quote in quotes],
+        *([look] if severity is not Severity.INFO else []),
         places=[place(host, gpu) for gpu, _ in quotes],
-        fixes=[
-            Fix(
-                "look at the link and its upstream port; a reseat, riser or BIOS setting cures it",
-                f"sudo lspci -vv {where} | grep -E 'LnkCap|LnkSta'; sudo dmesg -T | grep -i aer | tail",
-                host.name,
-            )
-        ]
-        if severity is not Severity.INFO
-        else [],
     )

@@ -32,9 +32,10 @@ def modules_told(topology: TopologyFact) -> bool:
 
 
 def dmabuf_possible(topology: TopologyFact, gpu: GpuFact | None) -> bool | None:
-    """Whether DMA-BUF can stand in for it: Linux 5.12 or later and the open kernel modules; None if untold.
+    """Whether DMA-BUF can stand in for a peer-memory module: it needs Linux 5.12 and the open kernel modules.
 
-    The number of an older Enterprise Linux kernel does not tell: Red Hat takes the RDMA core of later ones into it.
+    None where that is not known. The version of an older Enterprise Linux kernel does not tell it: Red Hat builds the RDMA
+    core of later kernels into it.
     """
     version = kernel_version(topology.kernel)
     if version is None or gpu is None or gpu.module_flavor is None:

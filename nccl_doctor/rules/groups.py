@@ -6,16 +6,15 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.software import Software
-from nccl_doctor.rules.engine import reached
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.engine import facts_of, reached
+from nccl_doctor.rules.software_drift import drift_table
 
 
 def groups(bundle: Bundle) -> dict[str, str]:
-    """Host -> a text that is equal for hosts that are alike, as far as their facts tell."""
+    """Host -> a text. Hosts whose facts are alike have the same one."""
     hosts = reached(bundle)
-    software = {host.name: fact for host in hosts if (fact := host.want(Software)) is not None}
     parts: dict[str, list[str]] = {host.name: [] for host in hosts}
-    for row in drift_table(software):
+    for row in drift_table(facts_of(hosts, Software)):
         for value, names in row.values:
             for name in names:
                 parts[name].append(f"{row.subject}={value}")

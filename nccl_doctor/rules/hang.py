@@ -125,7 +125,7 @@ def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
 
 
 def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
-    found = [fact for host in hosts if (fact := host.want(Job))]
+    found = engine.facts_of(hosts, Job).values()
     refused = sum(fact.refused.count for fact in found)
     if refused:
         return (
@@ -138,7 +138,8 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
-    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
+    ended = "; if the job has ended, nccl-doctor explain reads its logs"
+    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}{ended}"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:

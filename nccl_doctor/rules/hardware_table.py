@@ -5,37 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nccl_doctor.facts.gpu import GpuFact
-from nccl_doctor.facts.infiniband import InfinibandFact
+from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology_matrix import Matrix
 from nccl_doctor.facts.topology_paths import near_nics, nvlinks, signature
 from nccl_doctor.rules import gpu_fleet
-from nccl_doctor.rules.drift import DriftRow, row
-from nccl_doctor.rules.engine import Host, MissingFact, SkipRule
+from nccl_doctor.rules.drift import DriftRow, joined, row
+from nccl_doctor.rules.engine import Host, facts_of
 from nccl_doctor.rules.rails import Rail, kinds_of_rails, rails
-from nccl_doctor.rules.topology_view import matrix_of
+from nccl_doctor.rules.topology_view import known_matrix
 
 
 def hardware_table(hosts: Sequence[Host], plan: Plan) -> tuple[DriftRow, ...]:
     """GPUs, models, driver, firmware, settings, topology, rails: one row each. A host that does not tell is left out."""
-    gpus = {host.name: fact for host in hosts if (fact := host.want(GpuFact)) and fact.nvml.outcome == "ok"}
+    gpus = {host: fact for host, fact in facts_of(hosts, GpuFact).items() if fact.nvml.outcome == "ok"}
     rows = list(gpu_fleet.table(gpus)) if gpus else []
-    matrices = {host.name: matrix for host in hosts if (matrix := _matrix(host))}
+    matrices = {host.name: matrix for host in hosts if (matrix := known_matrix(host))}
     if matrices:
         rows.append(_named(row("topology", {host: signature(matrix) for host, matrix in matrices.items()}), matrices))
-    fabrics = {host.name: fabric for host in hosts if (fabric := host.want(InfinibandFact))}
+    fabrics = facts_of(hosts, InfinibandFact)
     kinds = kinds_of_rails(fact for fact in fabrics.values() if fact.devices)
     found = {host: rails(fact, plan, kinds) for host, fact in fabrics.items()}
     if any(found.values()):
         rows += [row(subject, {host: tell(ports) for host, ports in found.items()}) for subject, tell in _RAILS.items()]
     return tuple(one for one in rows if one.values)
-
-
-def _matrix(host: Host) -> Matrix | None:
-    try:
-        return matrix_of(host)
-    except (MissingFact, SkipRule):
-        return None
 
 
 def _named(drift: DriftRow, matrices: dict[str, Matrix]) -> DriftRow:
@@ -60,14 +53,12 @@ def _topology(matrix: Matrix) -> str:
     return ", ".join(words)
 
 
-def _each(texts: list[str]) -> str:
-    return f"{len(texts)} x {texts[0]}" if texts and len(set(texts)) == 1 else " ".join(texts) or "none"
+def _rate(port: Port) -> str:
+    return "down" if not port.active else f"{port.gbps:g}" if port.gbps else "?"
 
 
 _RAILS: dict[str, Callable[[list[Rail]], str]] = {
     "rails": lambda ports: str(len(ports)),
-    "rail rates (Gb/s)": lambda ports: _each(
-        ["down" if not rail.port.active else f"{rail.port.gbps:g}" if rail.port.gbps else "?" for rail in ports]
-    ),
+    "rail rates (Gb/s)": lambda ports: joined([_rate(rail.port) for rail in ports]) or "none",
     "HCA firmware": lambda ports: ", ".join(sorted({rail.device.fw_ver for rail in ports if rail.device.fw_ver})),
 }

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.infiniband import InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Finding, Severity, finding
+from nccl_doctor.findings.model import Finding, Severity
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import cable_fixes, card, place, rails_of, sysfs, with_devices
 from nccl_doctor.rules.rails import Rail
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.units import days, of_uptime
 
 # counter -> words. Errors of the link; congestion and retransmission counters are no fault of this port.
 _ERRORS = {
@@ -67,32 +67,28 @@ def _rise(port: Port, name: str) -> int:
     return max(0, port.counters.get(name, 0) - port.counters_before.get(name, port.counters.get(name, 0)))
 
 
-def _days(fact: InfinibandFact) -> float:
-    return max((fact.uptime_s or 86400.0) / 86400.0, 1.0)
-
-
 def _flapping(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     total, rise = rail.port.counters.get("link_downed", 0), _rise(rail.port, "link_downed")
     if rise:
         now = f"link_downed {total - rise} -> {total} in {rail.port.counters_interval_s:.1f} s"
-        yield finding(
+        yield host.finding(
             "ib.link-flapping",
             Severity.FAIL,
             f"rail {rail.label} goes down and up right now",
             [sysfs(host, rail, now, "counters/link_downed"), card(host, rail)],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
             explains=("ib.errors", "ib.port-down", "ib.rate"),
         )
-    elif total / _days(fact) >= value("ib.link-downed.total"):
-        up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
-        yield finding(
+    elif total / days(fact.uptime_s) >= value("ib.link-downed.total"):
+        up = of_uptime(fact.uptime_s)
+        yield host.finding(
             "ib.link-flapping.past",
             Severity.WARN,
             f"the link of rail {rail.label} went down {total} times{up}",
             [sysfs(host, rail, f"link_downed {total}{up}", "counters/link_downed"), card(host, rail)],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
             confidence=0.8,
         )
 
@@ -103,7 +99,7 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
     rises = {name: rise for name in _COUNTED if (rise := _rise(port, name)) / interval >= value("ib.errors.rate")}
     if rises:
         lost = rises.keys() <= _DISCARDS.keys()
-        yield finding(
+        yield host.finding(
             "ib.errors.rising",
             Severity.WARN if lost else Severity.FAIL,
             f"rail {rail.label} discards packets right now"
@@ -116,22 +112,21 @@ def _errors(host: Host, rail: Rail, fact: InfinibandFact) -> Iterator[Finding]:
                 ),
                 card(host, rail),
             ],
+            *cable_fixes(host, rail),
             places=[place(host, rail)],
-            fixes=cable_fixes(host, rail),
         )
         return
-    days = _days(fact)
     # A bit error rate of 1e-12 gives this many errors a day at the port's rate
     allowed = max(value("ib.errors.total"), value("ib.ber") * (port.gbps or 100.0) * 1e9 * 86400)
     limits = {**dict.fromkeys(_ERRORS, allowed), **dict.fromkeys(_DISCARDS, value("ib.discards.total"))}
     high = [
         (name, count)
         for name, limit in limits.items()
-        if (count := port.counters.get(name, 0)) and count / days >= limit
+        if (count := port.counters.get(name, 0)) and count / days(fact.uptime_s) >= limit
     ]
     if high:
-        up = f" in {duration(fact.uptime_s)} of uptime" if fact.uptime_s else ""
-        yield finding(
+        up = of_uptime(fact.uptime_s)
+        yield host.finding(
             "ib.errors",
             Severity.WARN,
             f"rail {rail.label} has had many errors{up}",

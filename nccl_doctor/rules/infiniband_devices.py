@@ -9,7 +9,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
 from nccl_doctor.rules.rails import AWS
@@ -36,34 +36,25 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     if absent:
         gpu = host.want(GpuFact)
         given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.surely_contained
-        yield finding(
+        yield host.finding(
             "ib.device-not-found.uverbs",
             Severity.WARN if given else Severity.FAIL,
             f"{len(absent)} of {len(fact.uverbs_expected)} verbs device files are missing"
             + (": this container was not given them" if given else ""),
-            [Evidence(f"no /dev/infiniband/{name}", "/dev/infiniband", host=host.name) for name in absent[:3]],
-            hosts=(host.name,),
-            fixes=[
-                Fix(
-                    "give the container the devices (--device=/dev/infiniband), or load ib_uverbs",
-                    "ls -l /dev/infiniband",
-                    host.name,
-                )
-            ],
+            [(f"no /dev/infiniband/{name}", "/dev/infiniband") for name in absent[:3]],
+            Fix(
+                "give the container the devices (--device=/dev/infiniband), or load ib_uverbs", "ls -l /dev/infiniband"
+            ),
             explains=("collectives",),
         )
     text = plan.env.get("NCCL_IB_HCA")
     if text and not host.once(own_rails, plan):
         names = ", ".join(sorted(device.name for device in fact.devices))
-        yield finding(
+        yield host.finding(
             "ib.device-not-found.hca-filter",
             Severity.FAIL,
             f"NCCL_IB_HCA={text} matches none of the RDMA devices: NCCL would use TCP",
-            [
-                Evidence(f"NCCL_IB_HCA={text}", "the job's environment"),
-                Evidence(f"devices: {names}", "/sys/class/infiniband", host=host.name),
-            ],
-            hosts=(host.name,),
+            [Evidence(f"NCCL_IB_HCA={text}", "the job's environment"), (f"devices: {names}", "/sys/class/infiniband")],
             env=[EnvAdvice("NCCL_IB_HCA", "", "it matches no device of this host", "any", unset=True)],
             explains=("collectives",),
         )
@@ -80,25 +71,19 @@ def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
         raise SkipRule(NO_DEVICE)
     module = (capable[0].driver or ("efa" if capable[0].vendor == AWS else "mlx5_core")).replace("_core", "_ib")
     ethernet = all((nic.kind or "").startswith(ETHERNET_CLASS) and nic not in cards for nic in capable)
-    return finding(
+    return host.finding(
         "ib.device-not-found.no-driver",
         Severity.INFO if ethernet else Severity.WARN,
         f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
         [
-            Evidence(
-                f"{nic.bus_id} {nic.vendor}:{nic.device} driver {nic.driver or 'none'}", "/sys/bus/pci", host=host.name
-            )
+            (f"{nic.bus_id} {nic.vendor}:{nic.device} driver {nic.driver or 'none'}", "/sys/bus/pci")
             for nic in capable[:4]
         ],
-        hosts=(host.name,),
+        Fix(
+            "load it, if this host has an RDMA network",
+            f"sudo modprobe -a {shell_word(module)} ib_uverbs && ls /sys/class/infiniband",
+        ),
         confidence=0.7,
-        fixes=[
-            Fix(
-                "load it, if this host has an RDMA network",
-                f"sudo modprobe -a {shell_word(module)} ib_uverbs && ls /sys/class/infiniband",
-                host.name,
-            )
-        ],
     )
 
 
@@ -113,24 +98,13 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     soft, hard = with_devices(host).memlock_bytes.soft, with_devices(host).memlock_bytes.hard
     if soft is None or soft >= value("memlock.rdma"):
         return
-    yield finding(
+    yield host.finding(
         "ib.memlock",
         Severity.FAIL,
         f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
-        Evidence(
-            f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}",
-            "ulimit -l",
-            host=host.name,
-        ),
-        hosts=(host.name,),
-        fixes=[
-            *(
-                [Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited", host.name)]
-                if hard is None
-                else []
-            ),
-            Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
-        ],
+        (f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}", "ulimit -l"),
+        *([Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited")] if hard is None else []),
+        Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
         explains=("collectives",),
     )
 
@@ -157,24 +131,18 @@ def verbs_library(host: Host, plan: Plan) -> Iterator[Finding]:
         opened = set()
     absent = sorted(active - opened)
     if absent:
-        yield finding(
+        yield host.finding(
             "ib.device-not-found.no-provider",
             Severity.FAIL,
             f"the verbs library does not open {len(absent)} of {len(active)} rails: {', '.join(absent[:8])}",
             [
-                Evidence(
-                    tool.detail or f"lists {', '.join(sorted(opened)) or 'no device'}", "ibv_devinfo", host=host.name
-                ),
-                Evidence(f"active: {', '.join(sorted(active))}", "/sys/class/infiniband", host=host.name),
+                (tool.detail or f"lists {', '.join(sorted(opened)) or 'no device'}", "ibv_devinfo"),
+                (f"active: {', '.join(sorted(active))}", "/sys/class/infiniband"),
             ],
-            hosts=(host.name,),
-            fixes=[
-                Fix(
-                    "install the user-space drivers (rdma-core: ibverbs-providers), also in the container",
-                    "ibv_devices; ls /usr/lib/*/libibverbs /etc/libibverbs.d",
-                    host.name,
-                )
-            ],
+            Fix(
+                "install the user-space drivers (rdma-core: ibverbs-providers), also in the container",
+                "ibv_devices; ls /usr/lib/*/libibverbs /etc/libibverbs.d",
+            ),
             explains=("collectives",),
             confidence=0.9,
         )
@@ -197,15 +165,11 @@ def further_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact(stuck[0], tools[stuck[0]].detail or "does not answer")
     if fact.devices[0].source != SYSFS:
         names = ", ".join(device.name for device in fact.devices)
-        yield finding(
+        yield host.finding(
             "ib.sysfs-missing",
             Severity.INFO,
             f"sysfs shows no RDMA device; {len(fact.devices)} are taken from the tools' word",
-            [
-                Evidence("no device", "/sys/class/infiniband", host=host.name),
-                Evidence(f"lists {names}", fact.devices[0].source, host=host.name),
-            ],
-            hosts=(host.name,),
+            [("no device", "/sys/class/infiniband"), (f"lists {names}", fact.devices[0].source)],
         )
         return
     proofs = [Evidence(str(item), item.tool, host=host.name) for item in disagreements(fact)]
@@ -216,14 +180,13 @@ def further_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
         if "ibpanic" in line
     ]
     if proofs:
-        yield finding(
+        yield host.finding(
             "ib.witnesses-differ",
             Severity.WARN,
             f"{', '.join(sorted({proof.source for proof in proofs}))} and sysfs disagree about RDMA ports",
             proofs[:8],
-            hosts=(host.name,),
+            Fix("look again: a port that changes between two readings flaps", "ibstat; ibv_devinfo"),
             confidence=0.8,
-            fixes=[Fix("look again: a port that changes between two readings flaps", "ibstat; ibv_devinfo", host.name)],
         )
     elif not all_told(fact.witnesses):
         raise MissingFact(", ".join(sorted(tools)), "what they print names no port")

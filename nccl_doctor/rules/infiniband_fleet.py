@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.drift import DriftRow, row
-from nccl_doctor.rules.engine import Fleet, Host, SkipRule, fleet_rule
-from nccl_doctor.rules.gpu_fleet import quoted
+from nccl_doctor.rules.drift import DriftRow, joined, quoted, row
+from nccl_doctor.rules.engine import Fleet, Host, SkipRule, facts_of, fleet_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE
 from nccl_doctor.rules.rails import Rail, apart, kinds_of_rails, rails
 
@@ -20,8 +19,7 @@ def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
     facts = fleet.every(InfinibandFact)
     if not any(fact.devices for fact in facts.values()):
         raise SkipRule("no RDMA device on any host" if len(fleet.hosts) > 1 else NO_DEVICE)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     for host, fact in facts.items():
         for device in fact.devices:
             if not all(port.link_layer for port in device.ports):
@@ -30,7 +28,7 @@ def fleet_rails(fleet: Fleet) -> dict[str, list[Rail]]:
 
 
 def _rails_of(hosts: tuple[Host, ...], plan: Plan) -> dict[str, list[Rail]]:
-    facts = {host.name: fact for host in hosts if (fact := host.want(InfinibandFact)) is not None}
+    facts = facts_of(hosts, InfinibandFact)
     kinds = kinds_of_rails(fact for fact in facts.values() if fact.devices)
     return {host: rails(fact, plan, kinds) for host, fact in facts.items()}
 
@@ -42,7 +40,7 @@ def equal_rails(fleet: Fleet) -> Iterator[Finding]:
     counts = row("rails", {host: str(len(ports)) for host, ports in found.items()})
     if counts.equal:
         return
-    usual = int(counts.majority) if counts.majority else max(int(text) for text, _ in counts.values)
+    usual = counts.usual_count
     for host, ports in sorted(found.items()):
         if len(ports) >= usual:
             continue
@@ -115,10 +113,8 @@ def _mtu(rail: Rail) -> float | None:
     return next((float(interface.mtu) for interface in rail.device.netdevs if interface.mtu), None)
 
 
-def _each(rates: list[float | None]) -> str:
-    """``400 400 400 200``, or ``8 x 400`` where all are equal."""
-    texts = [f"{rate:g}" if rate is not None else "?" for rate in rates]
-    return f"{len(texts)} x {texts[0]}" if texts and len(set(texts)) == 1 else " ".join(texts)
+def _each(numbers: Iterable[float | None]) -> str:
+    return joined([f"{number:g}" if number is not None else "?" for number in numbers])
 
 
 def _slow_places(active: dict[str, list[Rail]], rates: DriftRow) -> list[Place]:

@@ -12,9 +12,9 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
-from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import own_rails, place, sysfs, with_devices
+from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
+from nccl_doctor.rules.engine import Host, MissingFact, host_rule
+from nccl_doctor.rules.infiniband_view import place, roce_rails, sysfs
 from nccl_doctor.rules.interface_view import nccl_version
 from nccl_doctor.rules.rails import Rail
 
@@ -32,17 +32,15 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
     judged entry by entry: an empty or v1 entry fails, and the right index often differs from port to port. Where a job
     narrows the walk by NCCL_IB_ADDR_RANGE or NCCL_IB_ROCE_VERSION_NUM, what NCCL finds is unknown.
     """
-    with_devices(host)
-    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
-    if not ports:
-        raise SkipRule("no active RoCE port")
+    ports = roce_rails(host, plan)
     version, _ = nccl_version(host, plan)
-    given = _in_force(host, plan, "NCCL_IB_GID_INDEX")
+    settings = _in_force(host, plan)
+    given = settings.get("NCCL_IB_GID_INDEX")
     index = number.as_read(given.value) if given and number.has_digits(given.value) else -1
     for name, usual in (("NCCL_IB_ADDR_RANGE", ""), ("NCCL_IB_ROCE_VERSION_NUM", "2")):
-        if index < 0 and (narrowed := _in_force(host, plan, name)) and narrowed.value not in ("", usual):
+        if index < 0 and (narrowed := settings.get(name)) and narrowed.value not in ("", usual):
             raise MissingFact("GID that NCCL takes", f"{name}={narrowed.value} narrows its search")
-    family = _in_force(host, plan, "NCCL_IB_ADDR_FAMILY")
+    family = settings.get("NCCL_IB_ADDR_FAMILY")
     ipv6 = family is not None and family.value == "AF_INET6"
     untold: MissingFact | None = None
     for rail in ports:
@@ -60,12 +58,12 @@ def gid_tables(host: Host, plan: Plan) -> Iterator[Finding]:
         raise untold
 
 
-def _in_force(host: Host, plan: Plan, name: str) -> Setting | None:
-    """What a job on this host would see: the job's own setting, the host's environment, nccl.conf."""
+def _in_force(host: Host, plan: Plan) -> dict[str, Setting]:
+    """What a job on this host would see: the job's own settings, the host's environment, nccl.conf."""
     environment, network = host.want(Environment), host.want(Interfaces)
     variables = environment.variables if environment else {}
     files = network.conf_files if network else ()
-    return effective(variables, files, nccl_version(host, plan)[0], plan.env).get(name)
+    return effective(variables, files, nccl_version(host, plan)[0], plan.env)
 
 
 def _judge_gid(
@@ -81,47 +79,41 @@ def _judge_gid(
     name = rail.device.name
     if given and (entry is None or entry.version != 2):
         remove = EnvAdvice("NCCL_IB_GID_INDEX", "", f"NCCL finds index {automatic} by itself", ">=2.21.5", unset=True)
-        yield finding(
+        yield host.finding(
             "ib.gid-index.wrong",
             Severity.FAIL,
             f"NCCL_IB_GID_INDEX={chosen} is "
             + ("an empty entry" if entry is None else "a RoCE v1 entry")
             + f" on {rail.label}; NCCL itself would choose {automatic}",
             [Evidence(given.quote, given.source, given.line or None, host.name), *quoted],
+            *([Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else []),
             places=[place(host, rail)],
-            fixes=[Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else [],
             env=[] if given.line else [remove],
             explains=("collectives",),
         )
     elif not any(item.version == 2 for item in table.values()):
-        yield finding(
+        yield host.finding(
             "ib.gid-index.no-roce-v2",
             Severity.FAIL,
             f"rail {rail.label} has no RoCE v2 GID",
             quoted,
+            Fix("give the interface an address: without one there is no routable GID", "ip -br address"),
+            Fix("see the driver's RoCE mode", f"sudo cma_roce_mode -d {shell_word(name)} -p {rail.port.port}"),
             places=[place(host, rail)],
-            fixes=[
-                Fix("give the interface an address: without one there is no routable GID", "ip -br address", host.name),
-                Fix(
-                    "see the driver's RoCE mode",
-                    f"sudo cma_roce_mode -d {shell_word(name)} -p {rail.port.port}",
-                    host.name,
-                ),
-            ],
             explains=("collectives",),
         )
     elif not usable:
-        yield finding(
+        yield host.finding(
             "ib.gid-index.link-local",
             Severity.WARN,
             f"rail {rail.label} has only link-local GIDs: it reaches its own subnet alone",
             quoted,
+            Fix("give the interface an IPv4 address", "ip -br address"),
             places=[place(host, rail)],
-            fixes=[Fix("give the interface an IPv4 address", "ip -br address", host.name)],
             confidence=0.8,
         )
     elif given and chosen != automatic:
-        yield finding(
+        yield host.finding(
             "ib.gid-index.set",
             Severity.INFO,
             f"NCCL_IB_GID_INDEX={chosen} on {rail.label}; NCCL itself would choose {automatic}",

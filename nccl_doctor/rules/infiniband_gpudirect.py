@@ -9,9 +9,8 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.drift import row
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.gpu_fleet import quoted
+from nccl_doctor.rules.drift import quoted, row
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, facts_of, fleet_rule, host_rule
 from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband_fleet import fleet_rails
 from nccl_doctor.rules.infiniband_view import own_rails, sysfs, with_devices
@@ -42,28 +41,22 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     slow = all(rail.port.gbps is not None and rail.port.gbps < value("ib.gdr.rate") for rail in ports)
     why = {False: "and DMA-BUF is not possible", None: "and whether DMA-BUF works is not known"}[possible]
-    yield finding(
+    yield host.finding(
         "ib.gdr.off" if possible is False else "ib.gdr.unknown",
         Severity.INFO if slow else Severity.FAIL if possible is False else Severity.WARN,
         f"GPUDirect RDMA: nvidia_peermem is not loaded, {why}",
         [
             sysfs(host, ports[0], ports[0].port.rate or "(rate not told)", "rate"),
-            Evidence("no nvidia_peermem, no nv_peer_mem", "/sys/module", host=host.name),
-            Evidence(
+            ("no nvidia_peermem, no nv_peer_mem", "/sys/module"),
+            (
                 f"kernel {topology.kernel or '(unknown)'}, {gpu.module_flavor or 'unknown'} kernel modules",
                 "/proc/driver/nvidia/version",
-                host=host.name,
             ),
         ],
-        hosts=(host.name,),
-        fixes=[
-            Fix(
-                "load it, and at every boot",
-                "sudo modprobe nvidia-peermem && echo nvidia-peermem | "
-                "sudo tee /etc/modules-load.d/nvidia-peermem.conf",
-                host.name,
-            ),
-        ],
+        Fix(
+            "load it, and at every boot",
+            "sudo modprobe nvidia-peermem && echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
+        ),
         confidence=0.9 if possible is False else 0.6,
         explains=("ib.gdr.differs", "net.slow"),
     )
@@ -77,7 +70,7 @@ def same_gpudirect(fleet: Fleet) -> Iterator[Finding]:
     """GPUDirect RDMA works the same way everywhere: nvidia_peermem on all hosts or on none."""
     found = {host: ports for host, ports in fleet_rails(fleet).items() if ports}
     topology = fleet.every(TopologyFact)
-    gpus = {host.name: fact for host in fleet.hosts if (fact := host.want(GpuFact)) and fact.has_hardware}
+    gpus = {host: fact for host, fact in facts_of(fleet.hosts, GpuFact).items() if fact.has_hardware}
     asked = [host for host in found if host in topology and host in gpus]
     for host in asked:
         if not modules_told(topology[host]):

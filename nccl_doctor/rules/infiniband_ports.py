@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding, shell_word
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import (
     cable_fixes,
     card,
     far_end,
     linked_up,
-    own_rails,
     own_view,
     place,
     rails_of,
+    roce_rails,
     sysfs,
     with_devices,
 )
@@ -65,26 +65,27 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
 def _all_down(host: Host, down: list[Rail]) -> Finding:
     unused = all(rail.port.linked is False and not linked_up(rail) for rail in down)
     never = ", nor has had a link since boot" if unused else ""
-    return finding(
+    return host.finding(
         "ib.port-down.all",
         Severity.WARN if unused or all(rail.roce for rail in down) else Severity.FAIL,
         f"none of the {len(down)} RDMA ports is active{never}: NCCL would use TCP",
         [_state(host, rail) for rail in down[:4]],
+        *_port_fixes(host, down[0]),
         places=[place(host, rail) for rail in down],
-        fixes=_port_fixes(host, down[0]),
         confidence=0.9,
         explains=("ib.device-not-found", "ib.gid-index", "collectives"),
     )
 
 
 def _perhaps_down(host: Host, ports: list[Rail], words: str, naming: Fix) -> Finding:
-    return finding(
+    return host.finding(
         "ib.port-down",
         Severity.WARN,
         f"{len(ports)} ports {words}",
         [_state(host, rail) for rail in ports[:4]],
+        naming,
+        *_port_fixes(host, ports[0]),
         places=[place(host, rail) for rail in ports],
-        fixes=[naming, *_port_fixes(host, ports[0])],
         confidence=0.6,
     )
 
@@ -97,7 +98,7 @@ def _down(host: Host, rail: Rail, others: str) -> Finding:
         id, words = "ib.port-down.disabled", "is switched off or unplugged (Disabled)"
     else:
         id, words = "ib.port-down", f"is down ({physical.split(':')[-1].strip() or state})"
-    return finding(
+    return host.finding(
         id,
         Severity.FAIL,
         f"rail {rail.label} {words}; {others}",
@@ -106,8 +107,8 @@ def _down(host: Host, rail: Rail, others: str) -> Finding:
             sysfs(host, rail, f"phys_state {physical}", "phys_state"),
             card(host, rail),
         ],
+        *_port_fixes(host, rail),
         places=[place(host, rail)],
-        fixes=_port_fixes(host, rail),
         explains=("ib.rate", "ib.rails-differ", "ib.gid-index", "collectives"),
     )
 
@@ -167,7 +168,7 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
         other, rails = slow, []
     if other:
         rates = ", ".join(sorted({f"{rail.port.gbps:g}" for rail in other}))
-        yield finding(
+        yield host.finding(
             "ib.rate.degraded",
             Severity.WARN,
             f"{len(other)} of {len(active)} RDMA ports run at {rates} Gb/s, the others at {best:g} Gb/s: are all of them rails?",
@@ -175,12 +176,13 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 *(sysfs(host, rail, rail.port.rate or "", "rate") for rail in (*other[:3], fast[0])),
                 card(host, other[0]),
             ],
+            _naming(host, [rail for rail in active if rail not in other]),
+            own_view(host, other[0]),
             places=[place(host, rail) for rail in other],
-            fixes=[_naming(host, [rail for rail in active if rail not in other]), own_view(host, other[0])],
             confidence=0.6,
         )
     for rail in rails:
-        yield finding(
+        yield host.finding(
             "ib.rate.degraded",
             Severity.FAIL,
             f"rail {rail.label} runs at {rail.port.gbps:g} Gb/s, the others at {best:g} Gb/s",
@@ -189,12 +191,10 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 sysfs(host, fast[0], fast[0].port.rate or "", "rate"),
                 card(host, rail),
             ],
+            own_view(host, rail),
+            Fix("reseat or replace cable and transceiver at both ends", host=host.name),
+            *far_end(host, rail),
             places=[place(host, rail)],
-            fixes=[
-                own_view(host, rail),
-                Fix("reseat or replace cable and transceiver at both ends", host=host.name),
-                *far_end(host, rail),
-            ],
             explains=("ib.rails-differ",),
         )
     unread = [rail for rail in active if rail.port.gbps is None]
@@ -205,33 +205,27 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
 @host_rule("infiniband", "ib.mtu.small")
 def mtu(host: Host, plan: Plan) -> Iterator[Finding]:
     """RoCE rails have jumbo frames: with an Ethernet MTU of 1500 the RDMA MTU is 1024, which costs bandwidth."""
-    fact = with_devices(host)
-    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
-    if not ports:
-        raise SkipRule("no active RoCE port")
-    active = _active_mtus(fact)
+    ports = roce_rails(host, plan)
+    active = _active_mtus(with_devices(host))
     for rail in ports:
         interface = next((item for item in rail.device.netdevs if item.mtu), None)
         if interface is None or interface.mtu is None or interface.mtu >= value("ib.roce.mtu"):
             continue
         told = active.get((rail.device.name, rail.port.port))
-        yield finding(
+        yield host.finding(
             "ib.mtu.small",
             Severity.INFO,
             f"rail {rail.label} has an Ethernet MTU of {interface.mtu} bytes",
             [
-                Evidence(f"mtu {interface.mtu}", f"/sys/class/net/{interface.name}/mtu", host=host.name),
-                *([Evidence(f"active_mtu: {told}", "ibv_devinfo", host=host.name)] if told else []),
+                (f"mtu {interface.mtu}", f"/sys/class/net/{interface.name}/mtu"),
+                *([(f"active_mtu: {told}", "ibv_devinfo")] if told else []),
             ],
+            Fix(
+                "raise it on hosts and switches together",
+                f"sudo ip link set {shell_word(interface.name)} mtu 9000",
+                risky=True,
+            ),
             places=[place(host, rail)],
-            fixes=[
-                Fix(
-                    "raise it on hosts and switches together",
-                    f"sudo ip link set {shell_word(interface.name)} mtu 9000",
-                    host.name,
-                    True,
-                )
-            ],
         )
 
 

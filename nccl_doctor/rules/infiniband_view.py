@@ -34,6 +34,15 @@ def rails_of(host: Host, plan: Plan) -> list[Rail]:
     return ports
 
 
+def roce_rails(host: Host, plan: Plan) -> list[Rail]:
+    """The active rails over Ethernet, EFAs left out; ``SkipRule`` where there is none."""
+    with_devices(host)
+    ports = [rail for rail in host.once(own_rails, plan) if rail.roce and rail.port.active and not rail.efa]
+    if not ports:
+        raise SkipRule("no active RoCE port")
+    return ports
+
+
 def linked_up(rail: Rail) -> bool:
     """The cable is in and both ends agree (``LinkUp``), whatever the port's state."""
     return "LinkUp" in (rail.port.phys_state or "").replace(" ", "")

@@ -13,11 +13,9 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.interface_view import (
-    view,
-)
+from nccl_doctor.rules.interface_view import view
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.units import days, of_uptime
 
 
 @host_rule("interfaces", "net.loopback-down")
@@ -32,13 +30,12 @@ def loopback_down(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     if not (found or facts.device("lo")):
         raise MissingFact("loopback interface", "getifaddrs shows none")
-    yield finding(
+    yield host.finding(
         "net.loopback-down",
         Severity.FAIL,
         f"the loopback interface of {host.name} is down: its ranks cannot connect to each other",
-        Evidence(f"lo {found[0].address}: not up" if found else "lo has no address", "getifaddrs", host=host.name),
-        hosts=(host.name,),
-        fixes=(Fix("bring it up", "sudo ip link set lo up", host.name),),
+        (f"lo {found[0].address}: not up" if found else "lo has no address", "getifaddrs"),
+        Fix("bring it up", "sudo ip link set lo up"),
         explains=("collectives",),
     )
 
@@ -68,24 +65,18 @@ def reverse_path_filter(host: Host, plan: Plan) -> Iterator[Finding]:
         own = {name: value_of(name) for name in sorted(names)} if overall < 2 else {}
         strict = [name for name, value in own.items() if max(overall, value) == 1]
         if strict:
-            yield finding(
+            yield host.finding(
                 "net.rp-filter.strict",
                 Severity.WARN,
                 f"{', '.join(sorted(names))} share {network}: strict rp_filter drops what arrives on the second",
                 [
-                    Evidence(
-                        f"rp_filter: {own[name]} of {name}, {overall} of all", "/proc/sys/net/ipv4/conf", host=host.name
-                    )
+                    (f"rp_filter: {own[name]} of {name}, {overall} of all", "/proc/sys/net/ipv4/conf")
                     for name in strict[:4]
                 ],
-                hosts=(host.name,),
-                fixes=[
-                    Fix(
-                        "loose mode, until the next boot: the larger of an interface's own value and all's counts",
-                        "sudo sysctl -w net.ipv4.conf.all.rp_filter=2",
-                        host.name,
-                    )
-                ],
+                Fix(
+                    "loose mode, until the next boot: the larger of an interface's own value and all's counts",
+                    "sudo sysctl -w net.ipv4.conf.all.rp_filter=2",
+                ),
             )
 
 
@@ -110,7 +101,6 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     if all(losses is None for losses in counted.values()):
         raise SkipRule("the kernel does not count how often links go down")
     seconds = again.read_at_s - facts.read_at_s
-    days = max((facts.uptime_s or 86400.0) / 86400.0, 1.0)
     running = {address.name for address in facts.addresses if address.running}
     untold: list[str] = []
     for name, before in counted.items():
@@ -122,11 +112,22 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
         if total > before:
             now = f"{before} -> {total} in {seconds:.1f} s"
             yield _flapping(host.name, name, Severity.FAIL, f"{link} goes down and up right now", now)
-        elif total / days >= value("net.link-losses.total") and running.intersection(above):
-            since = f" in {duration(facts.uptime_s)} of uptime" if facts.uptime_s else ""
+        elif total / days(facts.uptime_s) >= value("net.link-losses.total") and running.intersection(above):
+            since = of_uptime(facts.uptime_s)
             yield _flapping(host.name, name, Severity.WARN, f"{link} went down {total} times{since}", f"{total}{since}")
     if untold:
         raise MissingFact(f"how often the link of {few(untold)} goes down", "not counted at both readings")
+
+
+_EXPLAINED = (
+    "net.packet-loss",
+    "net.slow",
+    "net.latency",
+    "net.firewall",
+    "net.master-unreachable",
+    *(f"net.wrong-interface.{what}" for what in ("down", "none", "loopback", "local", "unreachable", "missing")),
+    "collectives",
+)
 
 
 def _flapping(host: str, name: str, severity: Severity, title: str, count: str) -> Finding:
@@ -145,18 +146,5 @@ def _flapping(host: str, name: str, severity: Severity, title: str, count: str) 
                 host,
             ),
         ),
-        explains=(
-            "net.packet-loss",
-            "net.slow",
-            "net.latency",
-            "net.firewall",
-            "net.master-unreachable",
-            *(
-                f"net.wrong-interface.{what}"
-                for what in ("down", "none", "loopback", "local", "unreachable", "missing")
-            ),
-            "collectives",
-        )
-        if now
-        else (),
+        explains=_EXPLAINED if now else (),
     )

@@ -6,20 +6,17 @@ from collections.abc import Iterator
 
 from nccl_doctor.env.interface_advice import IFNAME
 from nccl_doctor.env.nccl_conf import Setting
-from nccl_doctor.env.socket_interface import (
-    Filter,
-    parse_filter,
-)
+from nccl_doctor.env.socket_interface import Filter, parse_filter
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.interface_view import (
+    ALONE,
     View,
     interface_list,
     quote,
     remove,
-    several,
     unset,
     view,
     views,
@@ -38,7 +35,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     wanted = parse_filter(setting.value, here.version)
     assert wanted is not None
-    reason = _why_no_match(wanted, setting.value, here)
+    reason = _why_no_match(wanted, here)
     yield finding(
         "net.wrong-interface.no-match",
         Severity.FAIL,
@@ -51,7 +48,7 @@ def interface_setting(host: Host, plan: Plan) -> Iterator[Finding]:
     )
 
 
-def _why_no_match(wanted: Filter, value: str, here: View) -> str:
+def _why_no_match(wanted: Filter, here: View) -> str:
     names = list(dict.fromkeys(address.name for address in here.facts.addresses))
     devices = {device.name for device in here.facts.devices}
     if wanted.exclude:
@@ -114,7 +111,7 @@ def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
     Of two peers the one with the greater address connects: 127.0.0.1 connects to a peer in 10.0.0.0/8, which works, but
     a peer above it (172.16/12, 192.168/16) is told to connect to 127.0.0.1, which is itself.
     """
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     for item in seen.values():
         if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:

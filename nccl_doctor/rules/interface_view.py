@@ -23,8 +23,10 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of
 from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
+
+ALONE = "one host: nothing leaves it"  # why rules on what peers reach are skipped
 
 
 class View(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ def attempts(fleet: Fleet, required: bool = False) -> tuple[Attempt, ...]:
 
 
 def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
-    every = {host.name: links for host in hosts if (links := host.want(Links)) is not None}
+    every = facts_of(hosts, Links)
     doubtful = set(perhaps_limited(every))
     tried: dict[tuple[str, str, str], Link] = {}
     for source, links in sorted(every.items()):
@@ -81,9 +83,14 @@ def _attempts(hosts: tuple[Host, ...], plan: Plan) -> tuple[Attempt, ...]:
     )
 
 
+def release_of(host: Host, plan: Plan) -> str:
+    """The NCCL release that the user named, else the one found on the host; empty if neither is known."""
+    return plan.nccl_version or version_of(host.want(Software))
+
+
 def nccl_version(host: Host, plan: Plan) -> tuple[Version, bool]:
-    """The NCCL version to judge by: the user's, else the one found on the host; else the newest known, assumed."""
-    release = plan.nccl_version or version_of(host.want(Software))
+    """The NCCL version to judge by, and whether it is only assumed: then it is the newest known."""
+    release = release_of(host, plan)
     return nccl_release(release), not release
 
 
@@ -146,9 +153,3 @@ def remove(setting: Setting, host: str) -> tuple[Fix, ...]:
 def unset(setting: Setting, reason: str) -> tuple[EnvAdvice, ...]:
     """The advice to unset it, where it stands in no file."""
     return () if setting.line else (EnvAdvice(setting.name, "", reason, unset=True),)
-
-
-def several(fleet: Fleet) -> None:
-    """``SkipRule`` where there is one host only."""
-    if len(fleet.hosts) < 2:
-        raise SkipRule("one host: nothing leaves it")

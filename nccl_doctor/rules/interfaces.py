@@ -12,13 +12,13 @@ from nccl_doctor.facts.interfaces import Address
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
 from nccl_doctor.rules.interface_view import (
+    ALONE,
     View,
     attempts,
     interface_list,
     quote,
     recommendation,
     remove,
-    several,
     views,
 )
 from nccl_doctor.rules.localise import Blame, Pair, blame
@@ -76,7 +76,7 @@ def chosen_interface(fleet: Fleet) -> Iterator[Finding]:
 
     NCCL takes the first interface in kernel order that passes its rules; every peer is given the address of that one.
     """
-    several(fleet)
+    fleet.need_several(ALONE)
     seen, tried = views(fleet), attempts(fleet)
     env = _advice(seen, tried)
     measured = reachable(tried)
@@ -151,7 +151,7 @@ def _trapped(item: View, address: Address, what: str, reach: str, env: Advice) -
 @fleet_rule("interfaces", "net.wrong-interface.duplicate-address")
 def duplicate_addresses(fleet: Fleet) -> Iterator[Finding]:
     """No two hosts hand out the same address (docker0 is 172.17.0.1 everywhere; cloned machines)."""
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     env = _advice(seen, attempts(fleet))
     reached = {host.name: host.facts.reach.address for host in fleet.hosts}
@@ -212,7 +212,7 @@ def _shared(seen: Mapping[str, View]) -> dict[str, list[View]]:
 @fleet_rule("interfaces", "net.wrong-interface.duplicate-address")
 def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
     """No host carries, as a further address, the one that another host hands out: packets go to whoever answers ARP."""
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     owners = {address.address: (item, address) for item in seen.values() for address in item.used}
     for item in seen.values():
@@ -241,7 +241,7 @@ def address_of_a_peer(fleet: Fleet) -> Iterator[Finding]:
 @fleet_rule("interfaces", "net.wrong-interface.unused-duplicate")
 def unused_duplicates(fleet: Fleet) -> Iterator[Finding]:
     """Container bridges that have the same address on several hosts: named, and harmless as long as NCCL skips them."""
-    several(fleet)
+    fleet.need_several(ALONE)
     groups: dict[tuple[str, str], list[View]] = {}
     for item in views(fleet).values():
         used = {address.name for address in item.used}
@@ -269,7 +269,7 @@ def unreachable(fleet: Fleet) -> Iterator[Finding]:
     that reaches none of those who reach each other in a network is cut off from it itself: its interface there is
     missing, down, without an address or plugged into something else.
     """
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     tried = attempts(fleet, required=True)
     env = _advice(seen, tried)
@@ -405,7 +405,7 @@ def subnets(fleet: Fleet) -> Iterator[Finding]:
     Without an RDMA device NCCL opens every interface that is not excluded and spreads its connections over them: one
     that only this host has (a second network, a container bridge) makes some connections hang.
     """
-    several(fleet)
+    fleet.need_several(ALONE)
     seen = views(fleet)
     if len(seen) < 2:
         raise SkipRule("one host only has interface facts: nothing to compare with")

@@ -11,7 +11,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED
 from nccl_doctor.rules.ranks import processes_of
 from nccl_doctor.rules.units import duration
@@ -79,7 +79,7 @@ def rendezvous(fleet: Fleet) -> Iterator[Finding]:
     for launcher in waiting_launchers(fleet):
         groups[launcher.endpoint].append(launcher)
     occupied = {host for host, _ in processes_of(fleet)}
-    idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in occupied]
+    idle = [host for host in facts_of(fleet.hosts, Job) if host not in occupied]
     short = {endpoint: group for endpoint, group in groups.items() if len(group) < group[0].hosts_wanted}
     if len(short) > 1 and sum(map(len, short.values())) <= max(group[0].hosts_wanted for group in short.values()):
         yield _different_endpoints(short)
@@ -104,7 +104,7 @@ def _sure(group: list[Launcher], confidence: float) -> float:
 
 
 def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
-    """Fewer than ``--nnodes``: whoever of the hosts that were looked at has none is to blame."""
+    """Fewer torchruns than ``--nnodes``: to blame are the hosts that were looked at and have none."""
     lacking = group[0].hosts_wanted - len(group)
     absent = idle if len(idle) <= lacking else []
     more = f"{lacking} more host{'s' if lacking > 1 else ''}"
@@ -121,7 +121,7 @@ def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
                 "start it there, with the same --nnodes and endpoint; or look why it ended",
                 host=absent[0] if absent else "",
             ),
-            Fix("name all hosts of the job", "nccl-doctor hang --hosts hostfile"),
+            Fix("name all hosts of the job", "nccl-doctor hang --hosts HOSTFILE"),
         ),
     )
 
@@ -159,7 +159,7 @@ def _different_endpoints(groups: dict[str, list[Launcher]]) -> Finding:
 
 
 def _same_number(group: list[Launcher]) -> list[Launcher]:
-    """Those that share a ``--node-rank`` of the static rendezvous, which alone counts by it."""
+    """The torchruns that share a ``--node-rank``. Only the static rendezvous goes by that number."""
     numbered: dict[str, list[Launcher]] = defaultdict(list)
     for launcher in group:
         if not launcher.process.options.get("rdzv-endpoint"):

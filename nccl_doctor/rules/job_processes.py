@@ -8,7 +8,7 @@ from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.doing import looks
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import (
     KILLED,
     QUOTED,
@@ -31,7 +31,6 @@ from nccl_doctor.rules.ranks import (
 )
 from nccl_doctor.rules.units import duration
 
-_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 _WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")
 _YOUNG_S = 60.0  # a job that has just been started may still be coming up
 
@@ -69,10 +68,8 @@ def stopped_launcher(fleet: Fleet) -> Iterator[Finding]:
     """No torchrun is stopped: the first host's keeps the store, where ranks meet for a new group or a barrier."""
     for job in jobs_of(fleet):
         first = {(rank.host, rank.process.parent): rank for rank in reversed(job.ranks.values())}
-        launchers = (
-            (host.name, process) for host in fleet.hosts if (fact := host.want(Job)) for process in fact.processes
-        )
-        for host, process in launchers:
+        facts = facts_of(fleet.hosts, Job).items()
+        for host, process in ((host, process) for host, fact in facts for process in fact.processes):
             rank, halted = first.get((host, process.pid)), _halted(process, host)
             if rank is None or halted is None:
                 continue
@@ -136,7 +133,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
         rest = sorted(set(job.missing).difference(*at.values()))
         if not rest:
             continue
-        idle = [host.name for host in fleet.hosts if host.want(Job) and host.name not in job.hosts]
+        idle = [host for host in facts_of(fleet.hosts, Job) if host not in job.hosts]
         if job.hosts_wanted > len(job.hosts) and idle and len(idle) <= job.hosts_wanted - len(job.hosts):
             yield _empty_hosts(job, idle, rest)
         else:

@@ -31,11 +31,10 @@ from nccl_doctor.rules.ranks import (
 
 LATE_S = 30.0  # of silence: a step may take as long
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-_YOUNG_S = 60.0  # a job that has just been started may still be coming up
 
 
 def _stuck_workers(rank: Rank) -> list[Process]:
-    """DataLoader workers that are not waiting for work: what the rank's main thread waits for is theirs to give."""
+    """The DataLoader workers that the rank's main thread waits for: those that are not themselves waiting for work."""
     if rank.now.kind != "loader":
         return []
     return [child for child in rank.children if is_worker(child) and not _is_idle(child)]
@@ -213,7 +212,7 @@ def different_collectives(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _call_of(rank: Rank) -> tuple[str, ...]:
-    """The collective, and the lines of the user's own code that led to it: what all share is called from there."""
+    """The collective, and the lines of the user's own code that led to it."""
     return rank.now.name, *(str(frame) for frame in main_frames(rank.process) if not frame.installed)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.env.recommend import Advice, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -17,14 +19,18 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine, needs, requirements, thresholds
 from nccl_doctor.rules.reach import reach_findings
 
-MANY_OBJECTS = 200_000  # new ones, as of some 400 GPU hosts: the collector would cost more than it frees
-GAPS_TOLD = 20  # as a stage's reason: all of them are in the report
-SURE = 0.99  # confidence from which on a finding of several hosts is each one's own
+# So many new objects (some 400 GPU hosts make them) are kept from the garbage collector for good: it would free none.
+MANY_OBJECTS = 200_000
+GAPS_TOLD = 20  # in the reason of a stage; the report has all of them
+SURE = 0.99  # from this confidence on, a finding about several hosts is a fault of each of them
 REPORT_SCHEMA = "nccl-doctor/report/1"
 
 
 class StageResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules."""
+    """One stage: its state (fail, warn, unknown, skipped, pass), and how many hosts passed all its rules.
+
+    A host to which none of them applies counts as passed where they apply to others.
+    """
 
     name: str
     state: str
@@ -129,7 +135,7 @@ def _no_collector() -> Iterator[None]:
 
 
 def anything(stages: tuple[StageResult, ...]) -> bool:
-    """Whether any stage applies to these hosts: of machines without a GPU, its health says nothing."""
+    """Whether any stage applies to these hosts. Where all were skipped, nothing is known of their health."""
     return any(stage.state != "skipped" for stage in stages)
 
 
@@ -236,20 +242,27 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
 
 
 def _by_peer(gaps: Mapping[tuple[str, str], tuple[set[str], set[str]]], names: set[str]) -> tuple[Unknown, ...]:
-    """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands."""
-    grouped: dict[tuple[str, str], tuple[set[str], set[str], set[str]]] = {}
+    """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands.
+
+    What one host lacks to and from all others are two; more than two are told together, peers and hosts apart.
+    """
+    grouped: dict[tuple[str, str], dict[tuple[str, ...], tuple[set[str], set[str]]]] = {}
     for (what, why), (hosts, stages) in gaps.items():
         head, _, last = what.rpartition(" ")
         peer = last if head and last in names else ""
-        found = grouped.setdefault((head if peer else what, why), (set(), set(), set()))
-        for known, more in zip(found, (hosts, stages, {peer} if peer else set()), strict=True):
-            known.update(more)
-    return tuple(
-        Unknown(
-            f"{what} {fold_names(peers)}" if peers else what, tuple(sorted(hosts)), why, stages=tuple(sorted(stages))
-        )
-        for (what, why), (hosts, stages, peers) in sorted(grouped.items())
-    )
+        groups = grouped.setdefault((head if peer else what, why), {})
+        found = groups.setdefault(tuple(sorted(hosts)), (set(), set()))
+        found[0].update(stages)
+        found[1].update([peer] if peer else ())
+    told = []
+    for (what, why), groups in sorted(grouped.items()):
+        if len(groups) > 2:
+            every = [set(itertools.chain.from_iterable(sets)) for sets in (groups, *zip(*groups.values(), strict=True))]
+            groups = {tuple(sorted(every[0])): (every[1], every[2])}
+        for where, (stages, peers) in sorted(groups.items()):
+            text = f"{what} {fold_names(peers)}" if peers else what
+            told.append(Unknown(text, where, why, stages=tuple(sorted(stages))))
+    return tuple(told)
 
 
 def _stage(
@@ -277,10 +290,17 @@ def _stage(
     elif Severity.WARN in worst:
         state, reason = "warn", ""
     elif all_skipped:
-        state, reason = "skipped", "; ".join(sorted({text for item in skipped for text in item.values() if text}))
+        state, reason = "skipped", _why_skipped({text for item in skipped for text in item.values() if text})
+        passed = set()  # what applies to no host has passed on none
     else:
         state, reason = "pass", ""
     return StageResult(name, state, len(passed), len(bundle.hosts), reason)
+
+
+def _why_skipped(reasons: set[str]) -> str:
+    """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
+    wide = [{text for text in reasons if text.endswith(where)} for where in ("on any host", "on this host")]
+    return "; ".join(sorted(wide[0] or wide[1] or reasons))
 
 
 def _few(texts: list[str]) -> str:

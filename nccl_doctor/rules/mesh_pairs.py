@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.facts.mesh import Link, Links, Names, Resolver
-from nccl_doctor.rules.engine import Fleet, SkipRule
-
-Pair = tuple[str, str]
+from nccl_doctor.rules.engine import Fleet
+from nccl_doctor.rules.localise import Pair
 
 # Up to here every ordered pair is measured: 12 hosts are 132 pairs, a second's work.
 FULL_UP_TO = 12
@@ -19,12 +18,6 @@ LATE_COUNT = 3
 # Bytes per second: 10 Gb/s. What one TCP stream moves beyond it depends on where its ends run: on CPUs that are shared or
 # far from the NIC one pair of sound hosts comes out at a fifth of another (measured: 4.6 and 7.5 of 22 and 33 Gb/s).
 ONE_STREAM = 1.25e9
-
-
-def alone(fleet: Fleet) -> None:
-    """``SkipRule`` where there is one host only."""
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
 
 
 def pairs(hosts: Sequence[str], mesh: str) -> list[Pair]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.facts.collectives import Collectives, Size, bus_factor
+from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Links, Throughput
+from nccl_doctor.rules.collective_rates import bus_bandwidths
 from nccl_doctor.rules.engine import Host
 
 
@@ -26,9 +27,8 @@ class Metric(msgspec.Struct, frozen=True):
 def of_host(host: Host) -> Iterator[Metric]:
     """Round trip (ms) and TCP rate (GB/s) to its peers, each the median of them, and how often its links went down.
 
-    What was not measured is not there.
-
-    The fastest round trip to each peer counts: the others tell how busy the two hosts were.
+    What was not measured is not there. The fastest round trip to each peer counts: the others tell how busy the two hosts
+    were.
     """
     links = host.want(Links)
     times = [link.rtt_min_ms for link in links.links if link.rtt_min_ms] if links else []
@@ -55,10 +55,8 @@ def of_run(hosts: tuple[Host, ...]) -> Iterator[Metric]:
     best: dict[str, tuple[int, float]] = {}
     for host in hosts:
         fact = host.want(Collectives)
-        for told in fact.told(Size) if fact else ():
-            ranks = len(told.rank_means_us)
-            busbw = told.size / (sum(told.rank_means_us) / ranks) / 1e3 * bus_factor(told.collective, ranks)
-            best[told.collective] = max(best.get(told.collective, (0, 0.0)), (told.size, busbw))
+        for item in bus_bandwidths({host.name: fact}) if fact else ():
+            best[item.collective] = max(best.get(item.collective, (0, 0.0)), (item.size, item.gbs))
     for collective, (_, busbw) in sorted(best.items()):
         if busbw > 0:
             yield Metric(f"busbw {collective}", busbw, "GB/s", True)

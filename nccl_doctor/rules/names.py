@@ -13,11 +13,11 @@ import msgspec
 from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.facts.mesh import Link, Links, Names, Resolution, Resolver
+from nccl_doctor.facts.mesh import Links, Names, Resolution, Resolver, parsed
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
-from nccl_doctor.rules.mesh_pairs import alone, unasked
+from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of, fleet_rule, host_rule
+from nccl_doctor.rules.mesh_pairs import unasked
 
 # A look-up takes milliseconds; a name server that does not answer costs 5 s for each name (resolv.conf(5), timeout).
 LOOKUP_SECONDS = 1.0
@@ -26,7 +26,7 @@ _HOSTS_WORD = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%", 1)[0]).is_loopback
+    return parsed(address).is_loopback
 
 
 def _is_address(name: str) -> bool:
@@ -37,10 +37,10 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _quote(resolution_line: int | None, quoted: str, name: str, addresses: tuple[str, ...], host: str) -> Evidence:
-    if quoted:
-        return Evidence(quoted, source="/etc/hosts", line=resolution_line, host=host)
-    return Evidence(f"{name} -> {', '.join(addresses)}", source=f"getaddrinfo({name})", host=host)
+def _quote(host: str, name: str, answer: Resolution) -> Evidence:
+    if answer.quoted:
+        return Evidence(answer.quoted, source="/etc/hosts", line=answer.line, host=host)
+    return Evidence(f"{name} -> {', '.join(answer.addresses)}", source=f"getaddrinfo({name})", host=host)
 
 
 @fleet_rule("connectivity", "host.named-twice")
@@ -50,7 +50,7 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
     Told by the address and port that ssh reached and the name the machine gives itself, all three the same. Containers
     behind one address have ports of their own, and machines behind a transport without addresses are not compared.
     """
-    alone(fleet)
+    fleet.need_several()
     reached_at = {host.name: host.facts.reach for host in fleet.hosts}
     machines: dict[tuple[str, int, str], list[str]] = {}
     for host, names in sorted(fleet.every(Names).items()):
@@ -87,7 +87,7 @@ def own_name_is_loopback(fleet: Fleet) -> Iterator[Finding]:
     127.0.1.1 connects to itself. Debian and Ubuntu installers write such a line into /etc/hosts. Where
     GLOO_SOCKET_IFNAME is set, Gloo does not ask for the name: a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     for host in fleet.hosts:
         if (names := seen.get(host.name)) is None:
@@ -131,7 +131,7 @@ def _own_name(host: str, names: Names) -> Finding:
         "net.hostname-resolution.loopback",
         Severity.FAIL,
         f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-        _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+        _quote(host, names.host_name, names.own),
         places=[Place(host=host)],
         fixes=[_own_line_fix(host, names)],
         explains=("collectives", "net.wrong-interface"),
@@ -152,7 +152,7 @@ def _name_of_another(host: str, names: Names) -> Finding:
         f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [
             Evidence(names.host_name, source="hostname", host=host),
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+            _quote(host, names.host_name, names.own),
         ],
         places=[Place(host=host)],
         fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
@@ -167,7 +167,7 @@ def _own_name_elsewhere(host: str, names: Names) -> Finding:
         Severity.FAIL,
         f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
         [
-            _quote(names.own.line, names.own.quoted, names.host_name, names.own.addresses, host),
+            _quote(host, names.host_name, names.own),
             Evidence(f"{host} has {', '.join(names.addresses)}", source="getifaddrs", host=host),
         ],
         places=[Place(host=host)],
@@ -216,7 +216,7 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     host can, or none knows any other, the hostfile names are aliases that only this machine's ssh config knows: that
     breaks nothing as long as MASTER_ADDR is given in another form, so it is a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     unasked(fleet, seen)
     resolver = Resolver(seen, fleet.of_lost(Names))
@@ -260,14 +260,14 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
     The address is none of the peer's own, and connecting to it did not reach the peer: a stale /etc/hosts or DNS
     entry. (An address that is not the peer's own but does lead to it, through NAT, is no fault.)
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     resolver = Resolver(seen, fleet.of_lost(Names))
-    links = {host.name: host.want(Links) for host in fleet.hosts}
+    links = facts_of(fleet.hosts, Links)
     strangers = {
         (link.peer, link.address, host)
         for host, fact in links.items()
-        for link in (fact.links if fact else ())
+        for link in fact.links
         if link.outcome == "wrong-peer"
     }
     for name in resolver.names():
@@ -281,29 +281,27 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
                 hosts = [host for host in hosts if (name, addresses[0], host) in strangers] if strangers else []
             for host in hosts:
                 if host != name:
-                    yield from _wrong_address(host, name, addresses, resolver, seen, links[host])
-
-
-def _tried(links: Links | None, name: str, address: str) -> list[Link]:
-    return [link for link in links.links if link.peer == name and link.address == address] if links else []
+                    yield from _wrong_address(host, name, addresses, resolver, seen, links.get(host))
 
 
 def _wrong_address(
     host: str, name: str, addresses: tuple[str, ...], resolver: Resolver, seen: dict[str, Names], links: Links | None
 ) -> Iterator[Finding]:
     first = addresses[0]
-    tried = _tried(links, name, first)
+    tried = [link for link in (links.links if links else ()) if (link.peer, link.address) == (name, first)]
     other = any(link.outcome == "wrong-peer" for link in tried)
     if not other and not _is_loopback(first) and any(link.outcome == "ok" for link in tried):
         return  # not the peer's own address, but it leads there: address translation
     answer = resolver.answer(host, name)
     assert answer is not None
-    evidence = [_quote(answer.line, answer.quoted, name, answer.addresses, host)]
-    evidence.append(Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="getifaddrs", host=name))
-    evidence.extend(
-        Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
-        for link in tried[:1]
-    )
+    evidence = [
+        _quote(host, name, answer),
+        Evidence(f"{name} has {', '.join(seen[name].addresses)}", source="getifaddrs", host=name),
+        *(
+            Evidence(f"{link.outcome}: {link.detail}", source=f"connect {first}:{link.port}", host=host)
+            for link in tried[:1]
+        ),
+    ]
     what = "where another host answers" if other else f"which {name} does not have"
     yield finding(
         "net.hostname-resolution.wrong-address",
@@ -327,22 +325,19 @@ def names_are_slow(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact("time of look-ups", "not measured")
     if names.lookup_s < LOOKUP_SECONDS:
         return
-    yield finding(
+    yield host.finding(
         "net.hostname-resolution.slow",
         Severity.WARN,
         f"looking up a name takes {names.lookup_s:.1f} s on {host.name}: all ranks of the job wait for it",
         [
-            Evidence(f"median of the names looked up: {names.lookup_s:.1f} s", source="getaddrinfo", host=host.name),
-            *(Evidence(line, source="/etc/resolv.conf", host=host.name) for line in names.resolver),
+            (f"median of the names looked up: {names.lookup_s:.1f} s", "getaddrinfo"),
+            *((line, "/etc/resolv.conf") for line in names.resolver),
         ],
+        Fix(
+            "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
+            f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
+        ),
         places=[Place(host=host.name)],
-        fixes=[
-            Fix(
-                "remove the name server that does not answer, or let /etc/hosts be asked first (files before dns)",
-                f"time getent ahosts {shlex.quote(names.host_name)}; grep hosts: /etc/nsswitch.conf; cat /etc/resolv.conf",
-                host.name,
-            )
-        ],
     )
 
 
@@ -353,7 +348,7 @@ def names_disagree(fleet: Fleet) -> Iterator[Finding]:
     Part of the traffic then takes another network than the rest (management instead of data, say). It works, and is
     slow or half encrypted; it is worth a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     seen = fleet.every(Names)
     resolver = Resolver(seen, fleet.of_lost(Names))
     for name in sorted(seen):

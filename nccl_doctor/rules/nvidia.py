@@ -56,7 +56,7 @@ def place(host: Host, gpu: GpuDevice) -> Place:
 
 
 def proof(host: Host, gpu: GpuDevice, text: str) -> Evidence:
-    """What NVML said of one GPU, as evidence; its source says which card that is: slot and serial number."""
+    """What NVML said of one GPU, as evidence. The source says which card it is, by slot and serial number."""
     fact = host.want(GpuFact)
     card = card_words(fact, gpu.bus_id, gpu.serial) if fact else ""
     return Evidence(text, f"NVML, GPU {gpu.index}" + (f" ({card})" if card else ""), host=host.name)
@@ -88,8 +88,7 @@ def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:
     facts = fleet.every(GpuFact)
     if not any(fact.has_hardware for fact in facts.values()):
         raise SkipRule("no NVIDIA GPU on any host" if len(fleet.hosts) > 1 else NO_GPU)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     return facts
 
 

@@ -19,7 +19,8 @@ import msgspec
 
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
-from nccl_doctor.rules import engine, reach, thresholds
+from nccl_doctor.inventory import InventoryError, from_list
+from nccl_doctor.rules import engine, reach, requirements, thresholds
 from nccl_doctor.rules.judge import Report, anything, folded_and_sorted, verdict_of
 
 if sys.version_info >= (3, 11):
@@ -28,6 +29,7 @@ else:
     import tomli as tomllib
 
 NAMES = ("nccl-doctor.toml", "pyproject.toml")
+_TABLE = re.compile(r"""^\s*\[+\s*tool\s*\.\s*["']?nccl-doctor\b""", re.M)
 
 
 class PolicyError(ValueError):
@@ -53,7 +55,7 @@ class NotPermitted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """What a policy file says. Command-line options win over it."""
+    """What a policy file says. Command-line options win over it. ``require`` holds one requirement each once it is loaded."""
 
     profile: str = ""
     budget: str = ""
@@ -70,7 +72,7 @@ def find(directory: Path) -> Path | None:
     """The policy file of a directory: nccl-doctor.toml, or a pyproject.toml with a [tool.nccl-doctor] table."""
     for name in NAMES:
         path = directory / name
-        if path.is_file() and (name != "pyproject.toml" or "[tool.nccl-doctor" in path.read_text("utf-8", "replace")):
+        if path.is_file() and (name != "pyproject.toml" or _TABLE.search(path.read_text("utf-8", "replace"))):
             return path
     return None
 
@@ -85,7 +87,11 @@ def load(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path}: not TOML: {error}") from error
     if path.name == "pyproject.toml":
-        raw = raw.get("tool", {}).get("nccl-doctor", {})
+        tool = raw.get("tool")
+        table = tool.get("nccl-doctor") if isinstance(tool, dict) else None
+        if not isinstance(table, dict):
+            raise PolicyError(f"{path}: there is no table [tool.nccl-doctor] in it")
+        raw = table
     _check_keys(raw, text, path)
     try:
         policy = msgspec.convert(raw, Policy)
@@ -96,10 +102,33 @@ def load(path: Path) -> Policy:
     for id in (*policy.severity, *(rule.id for rule in policy.ignore)):
         if id not in _known_ids():
             raise PolicyError(_unknown(id, _known_ids(), "finding id", text, path, list_all=False))
-    for name in policy.thresholds:
+    for name, number in policy.thresholds.items():
         if name not in thresholds.defaults():
             raise PolicyError(_unknown(name, thresholds.defaults(), "threshold", text, path))
-    return policy
+        try:
+            thresholds.with_values({name: number}, f"{path}:{_line(name, text)}")
+        except thresholds.ThresholdError as error:
+            raise PolicyError(str(error)) from error
+    entries: tuple[Ignore | NotPermitted, ...] = (*policy.ignore, *policy.not_permitted)
+    for hosts in [entry.hosts for entry in entries if entry.hosts]:
+        line = next((number for number, one in enumerate(text.splitlines(), 1) if hosts in one), None)
+        try:
+            from_list(hosts, f"{path}:{line}: hosts")
+        except InventoryError as error:
+            raise PolicyError(str(error)) from error
+    needs = tuple(need for row in policy.require for need in requirements.split(row))
+    for need in needs:
+        try:
+            requirements.parse(need)
+        except requirements.RequirementError as error:
+            raise PolicyError(f"{path}:{_line('require', text)}: {error}") from error
+    return msgspec.structs.replace(policy, require=needs)
+
+
+@functools.cache
+def _names(hosts: str) -> frozenset[str]:
+    """The hosts of an entry, named as for ``-H``."""
+    return frozenset(entry.name for entry in from_list(hosts).entries)
 
 
 def _line(key: str, text: str) -> int | None:
@@ -172,8 +201,8 @@ _PLAIN = {
 def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     """The report as the policy sees it: severities replaced, ignored findings taken to INFO and marked as such.
 
-    What may not be read and is accepted is no gap any more, but a note. An entry that has expired does nothing, and is a
-    warning of its own.
+    What may not be read and is accepted is no gap any more, but a note. An entry that has expired does nothing, and
+    is told: a date makes no host suspect.
     """
     changed = tuple(_judged(item, policy, today) for item in report.findings)
     entries = [(rule.id, rule.until, rule.reason) for rule in policy.ignore]
@@ -181,7 +210,7 @@ def apply(report: Report, policy: Policy, today: datetime.date) -> Report:
     expired = tuple(
         finding(
             "policy.ignore-expired",
-            Severity.WARN,
+            Severity.INFO,
             f"the policy's entry on {what} expired on {until}: it no longer applies",
             Evidence(f"{what!r}, until = {until}, reason = {reason!r}", source="policy"),
         )
@@ -227,7 +256,8 @@ def _judged(item: Finding, policy: Policy, today: datetime.date) -> Finding:
 
 
 def _on(item: Finding | Unknown, hosts: str) -> bool:
-    """Whether all hosts of a finding or gap are among those of the entry: one host more, and it is not covered."""
-    from ClusterShell.NodeSet import NodeSet
+    """Whether all hosts of a finding or gap are among those of the entry: one host more, and it is not covered.
 
-    return not hosts or set(item.hosts) <= set(NodeSet(hosts))
+    What names no host is held against all, and covered by an entry for all only.
+    """
+    return not hosts or (bool(item.hosts) and _names(hosts).issuperset(item.hosts))

@@ -9,9 +9,9 @@ from nccl_doctor.agent.probes.listening import AGENT_MARK
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.mesh import Link, Links, Listening
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.localise import Blame, Pair, blame, plausible
-from nccl_doctor.rules.mesh_pairs import LATE_COUNT, alone, in_doubt, late_hosts, untried
+from nccl_doctor.rules.mesh_pairs import LATE_COUNT, in_doubt, late_hosts, untried
 
 # outcome of a connect to a port on which our agent is known to listen -> finding id, verb
 _BLOCKED = {
@@ -79,7 +79,7 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     (a third) as wide: 1,765 (9,411) ports of Linux' usual 28,232. The ports lie elsewhere in their parts on each host:
     what is closed on all N hosts alike is met at an Nth of that.
     """
-    alone(fleet)
+    fleet.need_several()
     facts = fleet.every(Links)
     tried = [(host, link) for host, fact in facts.items() for link in fact.links]
     for host, link in tried:
@@ -102,12 +102,12 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
             yield _blocked(id, culprit, general, connect_out)
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
     yield from _partly_blocked(general, explained, swept)
-    yield from _master_blocked(_pairs(tried, "master"), explained, fleet)
+    yield from _master_blocked(_pairs(tried, "master"), explained)
 
 
 def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
-    """How many of the ports that a host listens on nobody tried."""
-    listening = next((host.want(Listening) for host in fleet.hosts if host.name == server), None)
+    """How many of the ports that a host listens on were tried by no other host."""
+    listening = facts_of(fleet.hosts, Listening).get(server)
     tried = [
         fact.swept.get(server, 0)
         + len({link.port for link in fact.links if link.peer == server and link.purpose == "ephemeral"})
@@ -118,7 +118,7 @@ def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
 
 def _master_untried(fleet: Fleet, tried: list[tuple[str, Link]]) -> None:
     """Note the hosts that did not try the master port although the master listened on it."""
-    listening = next((host.want(Listening) for host in fleet.hosts if host.name == fleet.plan.master), None)
+    listening = facts_of(fleet.hosts, Listening).get(fleet.plan.master)
     if listening is None or listening.master is None or listening.master.outcome != "ok":
         return  # the rule of the master port says why nobody could try
     accounted = {host for host, link in tried if link.purpose == "master"} | {fleet.plan.master}
@@ -236,7 +236,7 @@ def _partly_blocked(general: dict[Pair, list[Link]], explained: set[Pair], swept
         )
 
 
-def _master_blocked(master: dict[Pair, list[Link]], explained: set[Pair], fleet: Fleet) -> Iterator[Finding]:
+def _master_blocked(master: dict[Pair, list[Link]], explained: set[Pair]) -> Iterator[Finding]:
     """The master port is blocked where other ports are not."""
     bad: dict[str, list[Pair]] = {}
     for pair, links in sorted(master.items()):
@@ -273,7 +273,7 @@ def connects_at_once(fleet: Fleet) -> Iterator[Finding]:
     If only the second or third try is answered, something limits new connections: a rate limit in a packet filter, or a
     queue of half-open connections without room (tcp_max_syn_backlog with SYN cookies off). A job opens thousands.
     """
-    alone(fleet)
+    fleet.need_several()
     late: dict[Pair, list[Link]] = {}
     lossy: set[Pair] = set()
     for host, fact in fleet.every(Links).items():

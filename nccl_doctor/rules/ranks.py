@@ -14,13 +14,14 @@ from nccl_doctor.facts.model import NO_WAY_OUT, Plan, Reach, ReachOutcome
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.names import BadName
 from nccl_doctor.rules.doing import Doing, is_worker, looks
-from nccl_doctor.rules.engine import Fleet, Host
+from nccl_doctor.rules.engine import Fleet, Host, facts_of
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_ADOPTERS = ("systemd", "slurmstepd")  # parents of processes whose own has ended, beside process 1
 _LOOPBACK = ("localhost", "127.", "::1")
 SURELY = ("collective", "store")
 HEARTBEAT_BYTES_PER_S = 2048  # on one connection
@@ -252,7 +253,7 @@ def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
 
 
 def _processes(hosts: tuple[Host, ...], plan: Plan) -> tuple[tuple[str, Process], ...]:
-    return tuple(_once({host.name: fact for host in hosts if (fact := host.want(Job))}))
+    return tuple(_once(facts_of(hosts, Job)))
 
 
 def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
@@ -261,18 +262,25 @@ def jobs_of(fleet: Fleet) -> tuple[RunningJob, ...]:
 
 
 def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
-    known = {host.name: fact for host in hosts if (fact := host.want(Job))}
+    facts = facts_of(hosts, Job)
     grouped: dict[tuple[str, int], list[tuple[str, Process]]] = defaultdict(list)
-    for host, process in _numbered(list(_once(known))):
-        # A worker whose rank has died bears its number, and lives on for a while.
-        if process.role == "rank" and first_of(process, _RANK) is not None and not is_worker(process):
+    for host, process in _numbered(list(_once(facts))):
+        if process.role == "rank" and first_of(process, _RANK) is not None and not _outlived_its_rank(process):
             grouped[_key(host, process), first_of(process, _WORLD) or 0].append((host, process))
     gpus = _gpus_in_use(hosts)
     gone = {name: facts.reach for name, facts in hosts[0].gone.items()} if hosts else {}
-    built = [_build(id, world, members, known, gpus, gone) for (id, world), members in grouped.items()]
+    built = [_build(id, world, members, facts, gpus, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
+
+
+def _outlived_its_rank(process: Process) -> bool:
+    """Whether a rank that has died started it, whose number it bears: a DataLoader's worker, or, where torchrun started the
+    ranks, another program than Python that no torchrun is above."""
+    adopted = process.launcher in _ADOPTERS or (process.parent == 1 and bool(process.launcher))
+    program = adopted and "TORCHELASTIC_RUN_ID" in process.environment and not process.program.startswith("python")
+    return program or is_worker(process)
 
 
 def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:

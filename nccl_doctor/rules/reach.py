@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,82 +21,94 @@ from nccl_doctor.facts.model import (
 )
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 
-# outcome -> finding id, title, what to try next ({host}, {address}, {login} and {known} are filled in)
-_WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
-    ReachOutcome.NAME_UNRESOLVED: (
+
+class _Way(NamedTuple):
+    """A way in which reaching a host goes wrong: finding id, title, and what to try next.
+
+    ``{host}``, ``{address}``, ``{login}`` and ``{known}`` are filled in.
+    """
+
+    id: str
+    title: str
+    advice: str
+    command: str
+
+
+_WAYS = {
+    ReachOutcome.NAME_UNRESOLVED: _Way(
         "host.name-unresolved",
         "this machine cannot resolve the host's name",
         "check the spelling in the hostfile, or add HostName to your ssh config",
         "getent hosts {host}",
     ),
-    ReachOutcome.REFUSED: (
+    ReachOutcome.REFUSED: _Way(
         "host.ssh-refused",
         "nothing listens on the ssh port: the host is up, its sshd is not (or listens elsewhere)",
         "start sshd on the host, or give its port in the hostfile (host:port) or ssh config",
         "ssh -v {login} true",
     ),
-    ReachOutcome.NO_ROUTE: (
+    ReachOutcome.NO_ROUTE: _Way(
         "host.no-route",
         "no route to the host: it is down, or its network is",
         "check that the host is powered on and its link is up (console, BMC)",
         "ping -c 3 {address}",
     ),
-    ReachOutcome.TIMED_OUT: (
+    ReachOutcome.TIMED_OUT: _Way(
         "host.ssh-timeout",
         "the host did not answer in time",
         "look at the host's console: it is down, hung, overloaded, or a firewall drops ssh",
         "ping -c 3 {address}; ssh -v -o ConnectTimeout=10 {login} true",
     ),
-    ReachOutcome.HOST_KEY_CHANGED: (
+    ReachOutcome.HOST_KEY_CHANGED: _Way(
         "host.ssh-key-changed",
         "the host's ssh key is not the one in known_hosts: reinstalled, or not the host it claims to be",
         "compare the fingerprint with one from the host's console; only if it matches, remove the old key",
         "ssh-keygen -R {known}",
     ),
-    ReachOutcome.HOST_KEY_UNKNOWN: (
+    ReachOutcome.HOST_KEY_UNKNOWN: _Way(
         "host.ssh-key-unknown",
         "the host's ssh key is not in known_hosts, and nccl-doctor never accepts a key by itself",
         "verify the key out of band, then add it by connecting once",
         "ssh {login} true",
     ),
-    ReachOutcome.AUTH_FAILED: (
+    ReachOutcome.AUTH_FAILED: _Way(
         "host.ssh-auth",
         "the host refused our credentials",
         "check user name and key: the user may be missing in the hostfile, the key not in authorized_keys or the agent",
         "ssh -v {login} true",
     ),
-    ReachOutcome.NO_PYTHON: (
+    ReachOutcome.NO_PYTHON: _Way(
         "host.no-python",
         "no Python 3 on the host's PATH, or none where --python says",
         "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
         "ssh {login} 'command -v python3; echo $PATH'",
     ),
-    ReachOutcome.PYTHON_TOO_OLD: (
+    ReachOutcome.PYTHON_TOO_OLD: _Way(
         "host.python-too-old",
         "the host's Python is older than 3.8",
         "name a newer one: --python /opt/train/bin/python, or --env-setup 'source /opt/train/bin/activate'",
         "ssh {login} 'ls /usr/bin/python3*'",
     ),
-    ReachOutcome.CUT_OFF: (
+    ReachOutcome.CUT_OFF: _Way(
         "host.cut-off",
         "the connection, or the Python that was started over it, ended before it had answered",
         "see what the login does before a command: a profile that fails, ends, reads standard input or starts another "
         "shell (~/.bashrc runs for commands, too), a restricted shell, a host out of memory",
-        "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'dmesg -T | tail -50'",
+        "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'sudo dmesg -T | tail -50'",
     ),
-    ReachOutcome.GARBAGE: (
+    ReachOutcome.GARBAGE: _Way(
         "host.unexpected-output",
         "something other than our agent answered over ssh",
         "a shell profile, a forced command or a captive gateway writes to standard output, or reads standard input: mend it",
         "ssh {login} true | head -c 300",
     ),
-    ReachOutcome.TRANSPORT_FAILED: (
+    ReachOutcome.TRANSPORT_FAILED: _Way(
         "host.transport-failed",
         "the transport's command failed",
         "run it by hand and read its error",
         "",
     ),
-    ReachOutcome.NOT_TRIED: (
+    ReachOutcome.NOT_TRIED: _Way(
         "host.not-tried",
         "the host was not tried, or not for long enough",
         "run again for this host alone, or with a longer --deadline",
@@ -102,7 +116,7 @@ _WAYS: dict[ReachOutcome, tuple[str, str, str, str]] = {
     ),
 }
 
-_NO_ANSWER = (
+_NO_ANSWER = _Way(
     "host.ssh-timeout",
     "the login works, but nothing starts after it",
     "see what the login waits for: a shell profile that reads input or sleeps, a forced command in authorized_keys or "
@@ -110,35 +124,35 @@ _NO_ANSWER = (
     "time ssh -v {login} 'echo started'",
 )
 
-_NO_WAY_OUT = (
+_NO_WAY_OUT = _Way(
     "host.no-route",
     "this machine, not the host, lets nothing out there: it has no route, or one that forbids it",
     "see this machine's routes and firewall",
     "ip -br address; ip route get {address}; sudo nft list ruleset",
 )
 
-_LOST = (
+_LOST = _Way(
     "host.cut-off",
     "the connection ended in the middle of the run",
     "look for a reboot, an out-of-memory kill, an sshd restart or a flapping link",
-    "ssh {login} 'uptime; dmesg -T | tail -50'",
+    "ssh {login} 'uptime; sudo dmesg -T | tail -50'",
 )
 
-_SETUP = (
+_SETUP = _Way(
     "host.transport-failed",
     "the --env-setup line failed on the host",
     "try the line there: it runs in bash, in the login's home directory, without a terminal",
     "ssh {login}",
 )
 
-_HERE = (
+_HERE = _Way(
     "host.transport-failed",
     "this machine, not the host, lacks or cannot do what the way there needs",
     "mend it here (the ssh program is Debian's openssh-client), or reach hosts another way: --transport",
     "ssh -v {login} true",
 )
 
-_UNSIGNED = (
+_UNSIGNED = _Way(
     "host.ssh-auth",
     "this machine's ssh agent, not the host, refused: it does not sign with the keys that it lists",
     "see the agent: it is locked, a key asks for a touch or a confirmation, or its card is not there",
@@ -147,7 +161,21 @@ _UNSIGNED = (
 
 _JUMP = re.compile(r"(?:jump host (\S+): )+")  # the last of them is the one that was not passed
 
-IDS = tuple(way[0] for way in _WAYS.values())
+# Of an outcome, where its detail matches, another way than the usual one.
+_SPECIAL: tuple[tuple[ReachOutcome, Callable[[str], bool], _Way], ...] = (
+    (ReachOutcome.TIMED_OUT, lambda detail: detail.startswith(NO_ANSWER), _NO_ANSWER),
+    (ReachOutcome.NO_ROUTE, lambda detail: NO_WAY_OUT in detail, _NO_WAY_OUT),  # to the host, or to a jump host
+    (ReachOutcome.TRANSPORT_FAILED, lambda detail: detail.startswith(SETUP_FAILED), _SETUP),
+    (ReachOutcome.TRANSPORT_FAILED, lambda detail: _JUMP.sub("", detail).startswith(OURS), _HERE),
+    (ReachOutcome.AUTH_FAILED, lambda detail: UNSIGNED in detail, _UNSIGNED),
+    (ReachOutcome.CUT_OFF, lambda detail: detail.startswith("connection lost"), _LOST),
+)
+# What this machine itself, cut off from the network, would see of every host.
+_SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
+# What says nothing of the host.
+_NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _HERE, _UNSIGNED)
+
+IDS = tuple(way.id for way in _WAYS.values())
 
 
 def reach_findings(bundle: Bundle) -> list[Finding]:
@@ -164,20 +192,9 @@ def reach_findings(bundle: Bundle) -> list[Finding]:
     return [_finding(hosts, count) for _, hosts in sorted(alike.items(), key=lambda item: item[0][1].value)]
 
 
-def _way(reach: Reach) -> tuple[str, str, str, str]:
-    """Its row of the table above."""
-    if reach.outcome is ReachOutcome.TIMED_OUT and reach.detail.startswith(NO_ANSWER):
-        return _NO_ANSWER
-    if reach.outcome is ReachOutcome.NO_ROUTE and NO_WAY_OUT in reach.detail:  # to the host, or to a jump host
-        return _NO_WAY_OUT
-    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and reach.detail.startswith(SETUP_FAILED):
-        return _SETUP
-    if reach.outcome is ReachOutcome.TRANSPORT_FAILED and _JUMP.sub("", reach.detail).startswith(OURS):
-        return _HERE
-    if reach.outcome is ReachOutcome.AUTH_FAILED and UNSIGNED in reach.detail:
-        return _UNSIGNED
-    lost = reach.outcome is ReachOutcome.CUT_OFF and reach.detail.startswith("connection lost")
-    return _LOST if lost else _WAYS[reach.outcome]
+def _way(reach: Reach) -> _Way:
+    special = (way for outcome, fits, way in _SPECIAL if reach.outcome is outcome and fits(reach.detail))
+    return next(special, _WAYS[reach.outcome])
 
 
 def _jump(reach: Reach) -> str:
@@ -187,8 +204,8 @@ def _jump(reach: Reach) -> str:
 
 
 def _title(reach: Reach) -> str:
-    jump = _jump(reach)
-    return _way(reach)[1].replace("the host", f"the jump host {jump}", 1) if jump else _way(reach)[1]
+    jump, title = _jump(reach), _way(reach).title
+    return title.replace("the host", f"the jump host {jump}", 1) if jump else title
 
 
 def _guilty(facts: HostFacts) -> HostFacts:
@@ -212,17 +229,10 @@ def _login(facts: HostFacts) -> str:
     return f"{port}{facts.reach.user}@{facts.name}" if facts.reach.user else f"{port}{facts.name}"
 
 
-# What this machine itself, cut off from the network, would see of every host.
-_SILENCE = (_WAYS[ReachOutcome.TIMED_OUT], _WAYS[ReachOutcome.NO_ROUTE])
-# What says nothing of the host.
-_NOT_THE_HOST = (_WAYS[ReachOutcome.NOT_TRIED], _NO_WAY_OUT, _HERE, _UNSIGNED)
-
-
 def _finding(hosts: list[HostFacts], silent: int) -> Finding:
     """``silent``: how many hosts there are, if none of them answered."""
     first = _guilty(hosts[0])
     title, way = _title(hosts[0].reach), _way(hosts[0].reach)
-    id, _, advice, command = way
     evidence = [
         Evidence(text, source=f"connect {facts.reach.address or facts.name}", host=facts.name)
         for facts in (hosts if first is hosts[0] else hosts[:1])  # a jump host's trouble is one for all behind it
@@ -231,19 +241,21 @@ def _finding(hosts: list[HostFacts], silent: int) -> Finding:
     port = first.reach.port
     known = first.name if port in (0, 22) else f"'[{first.name}]:{port}'"  # as known_hosts spells it
     address = first.reach.address or first.name
-    filled = command.format(host=first.name, address=address, login=_login(first), known=known)
-    fixes = [Fix(advice, filled)]
+    command = way.command.format(host=first.name, address=address, login=_login(first), known=known)
+    fixes = [Fix(way.advice, command)]
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))
     doubt = silent > 1 and way in _SILENCE and first is hosts[0]
     if doubt:
         title += f"; none of the {silent} hosts answers, so it may be this machine that is cut off"
-        fixes.insert(0, Fix("first look at this machine's own way to them", _NO_WAY_OUT[3].format(address=address)))
+        fixes.insert(
+            0, Fix("first look at this machine's own way to them", _NO_WAY_OUT.command.format(address=address))
+        )
     if first.name in ("localhost", "127.0.0.1", "::1"):
         fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
     return finding(
-        id,
+        way.id,
         Severity.WARN if way in _NOT_THE_HOST else Severity.FAIL,
         title,
         evidence,

@@ -19,9 +19,10 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.collectives import bus_bandwidths, ranks_of, rate
+from nccl_doctor.rules.collective_failures import ranks_of
+from nccl_doctor.rules.collective_rates import bus_bandwidths, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.software import drift_table, subjects
+from nccl_doctor.rules.software_drift import drift_table, subjects
 from nccl_doctor.rules.system import limits_of_cgroup, usable_memory
 from nccl_doctor.rules.units import BINARY
 
@@ -64,8 +65,8 @@ def parse(text: str) -> Requirement:
     if name not in FORMS:
         near = difflib.get_close_matches(name, FORMS, n=1)
         hint = f"did you mean {FORMS[near[0]]}?" if near else f"expected {', '.join(FORMS.values())}"
-        raise RequirementError(f"--require {text!r}: no such requirement; {hint}")
-    if name in COUNTS and value.isdigit():
+        raise RequirementError(f"require {text!r}: no such requirement; {hint}")
+    if name in COUNTS and value.isdecimal():
         return Requirement(name, text, float(value))
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
     if name in SIZES and match:
@@ -75,7 +76,7 @@ def parse(text: str) -> Requirement:
         return Requirement(name, text, float(rate_match.group(1)))
     if name == "same" and value.strip("+"):
         return Requirement(name, text, subjects=tuple(_subject(part, text) for part in value.split("+") if part))
-    raise RequirementError(f"--require {text!r}: expected {FORMS[name]}")
+    raise RequirementError(f"require {text!r}: expected {FORMS[name]}")
 
 
 def _subject(name: str, text: str) -> str:
@@ -84,7 +85,7 @@ def _subject(name: str, text: str) -> str:
     if name.lower() not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise RequirementError(f"--require {text.replace('+', ',')!r}: nothing is called {name!r}; {hint}")
+        raise RequirementError(f"require {text.replace('+', ',')!r}: nothing is called {name!r}; {hint}")
     return name.lower()
 
 
@@ -112,13 +113,13 @@ def _wanted(plan: Plan, *names: str) -> list[Requirement]:
 
 
 def _short(host: Host, need: Requirement, have: str, source: str) -> Finding:
-    return finding(
+    return host.finding(
         f"require.{need.name}",
         Severity.FAIL,
         f"{host.name} does not meet {need.text}: it has {have}",
-        Evidence(have, source=source, host=host.name),
+        (have, source),
+        Fix("leave the host out, or ask for less"),
         places=[Place(host=host.name)],
-        fixes=[Fix("leave the host out, or ask for less")],
     )
 
 

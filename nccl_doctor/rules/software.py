@@ -1,52 +1,25 @@
-"""Software: present, fitting together on each host, and equal across hosts."""
+"""Software: present, and fitting together on each host."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.files import read_yaml
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Driver, NcclCopy, Software, Torch
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding, shell_word
-from nccl_doctor.rules.drift import DriftRow, row, table
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, Quote, SkipRule, fleet_rule, host_rule
-
-
-class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of drift.yaml: what a difference means. ``compare``: how many parts of the version count; 0 all."""
-
-    severity: Severity
-    id: str
-    compare: int
-    why: str
-
-
-@functools.cache
-def _data(name: str) -> Any:
-    import yaml
-
-    return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
-
-
-@functools.cache
-def subjects() -> dict[str, Subject]:
-    """What is compared between hosts, in the order of the table."""
-    return msgspec.convert(_data("drift.yaml"), dict[str, Subject])
+from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity, shell_word
+from nccl_doctor.rules.engine import Host, MissingFact, Quote, SkipRule, host_rule
 
 
 def numbers(version: str) -> tuple[int, ...]:
     """``570.86.15`` as (570, 86, 15): leading numbers only."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
-
-
-# --- one host ------------------------------------------------------------------------------------------------------
 
 
 @host_rule("software", "sw.torch-missing")
@@ -159,9 +132,14 @@ def _library_mismatch(host: Host, software: Software) -> Iterator[Finding]:
             return
 
 
+@functools.cache
+def _oldest_drivers() -> dict[str, str]:
+    return msgspec.convert(read_yaml(Path(__file__).parent / "cuda_driver.yaml"), dict[str, str])
+
+
 def oldest_driver(cuda: str) -> str:
     """The oldest driver for a CUDA version (``12.8``); empty if the table does not know it."""
-    rows: dict[str, str] = _data("cuda_driver.yaml")
+    rows = _oldest_drivers()
     return rows.get(cuda) or rows.get(".".join(cuda.split(".")[:2])) or rows.get(cuda.split(".")[0], "")
 
 
@@ -310,115 +288,3 @@ def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
                 Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
                 explains=("collectives",),
             )
-
-
-# --- across hosts --------------------------------------------------------------------------------------------------
-
-
-def versions(software: Software) -> dict[str, str]:
-    """Subject -> version on one host, empty where the host has none of it."""
-    torch = software.torch
-    net = [plugin for plugin in software.plugins if plugin.kind == "net"]
-    return {
-        "NCCL": "built into torch" if torch and torch.nccl_link == "built-in" else software.installed_nccl,
-        "torch": torch.version if torch else "",
-        "torch CUDA": (torch.cuda or (f"ROCm {torch.hip}" if torch.hip else "none")) if torch else "",
-        "Python": software.python.version,
-        "driver": software.driver.version,
-        "cuDNN": software.cudnn,
-        "triton": software.distributions.get("triton", software.distributions.get("pytorch-triton", "")),
-        "numpy": software.distributions.get("numpy", ""),
-        "network plugin": ", ".join(sorted({plugin.real_path.rsplit("/", 1)[-1] for plugin in net})),
-        "OFED": software.ofed.get("release", ""),
-        "mlx5_core": software.ofed.get("mlx5_core", ""),
-        "kernel": software.system.kernel,
-        "C library": software.system.glibc,
-        "distribution": software.system.distribution,
-        "architecture": software.system.architecture,
-    }
-
-
-def drift_table(every: Mapping[str, Software]) -> tuple[DriftRow, ...]:
-    """Every subject over all hosts, whole versions, for the report; :func:`drift` judges it."""
-    found = {host: versions(software) for host, software in every.items()}
-    # A host without torch differs in torch, and in nothing that is a part of it.
-    parts = {"torch CUDA": {host for host, software in every.items() if software.torch is None}}
-    return table(
-        {
-            subject: {host: values[subject] for host, values in found.items() if host not in parts.get(subject, ())}
-            for subject in subjects()
-        }
-    )
-
-
-def _shortened(version: str, parts: int) -> str:
-    return ".".join(version.split(".")[:parts]) if parts else version
-
-
-@fleet_rule(
-    "software",
-    "sw.nccl-version-mismatch",
-    "sw.nccl-version-mismatch.torch",
-    "sw.nccl-version-mismatch.cuda",
-    "sw.drift.python",
-    "sw.drift.driver",
-    "sw.drift.libraries",
-    "sw.drift.network-plugin",
-    "sw.drift.ofed",
-    "sw.drift.system",
-    "sw.drift.architecture",
-)
-def drift(fleet: Fleet) -> Iterator[Finding]:
-    """NCCL, torch, CUDA, driver and the rest are equal on all hosts.
-
-    The hosts that differ from a majority are named. Two hosts that differ are both named: nobody knows which is right.
-    The driver is judged here only if the gpu stage, which compares it too, is left out.
-    """
-    every = fleet.every(Software)
-    if len(every) < 2:
-        raise SkipRule("one host: nothing to compare with")
-    rows: dict[str, list[tuple[str, DriftRow]]] = {}
-    for shown in drift_table(every):
-        subject = subjects()[shown.subject]
-        judged = row(
-            shown.subject, {host: _shortened(value, subject.compare) for value, hosts in shown.values for host in hosts}
-        )
-        if not judged.equal and not (shown.subject == "driver" and "gpu" in fleet.plan.stages):
-            rows.setdefault(subject.id, []).append((shown.subject, judged))
-    for id, differing in rows.items():
-        yield _drift_finding(id, differing)
-
-
-def _drift_finding(id: str, rows: list[tuple[str, DriftRow]]) -> Finding:
-    worst = min((subjects()[name].severity for name, _ in rows), key=list(Severity).index)
-    hosts = tuple(sorted({host for _, found in rows for host in found.differing}))
-    name, first = rows[0]
-    more = f" (and {', '.join(other for other, _ in rows[1:])})" if len(rows) > 1 else ""
-    if first.tie:
-        values = ", ".join(f"{value or 'none'} on {few(group)}" for value, group in first.values[:4])
-        title = f"{name}{more} differs, and no version has a majority: {values}"
-    else:
-        odd = ", ".join(f"{value or 'none'} on {few(group)}" for value, group in first.values[1:4])
-        title = (
-            f"{name}{more} differs: {odd}; the other {len(first.values[0][1])} hosts have {first.majority or 'none'}"
-        )
-    fixes = [Fix(f"{_cure(name, first, hosts)} ({subjects()[name].why})")]
-    if name == "torch" and "" in dict(first.values):
-        fixes.append(Fix("or, if the job uses another Python there, name it: --python PATH, --env-setup LINE"))
-    return finding(
-        id,
-        worst,
-        title,
-        tuple(
-            Evidence(f"{subject} {value or 'none'}: {few(group)}", "software", host=group[0])
-            for subject, found in rows
-            for value, group in found.values[:4]
-        ),
-        hosts=hosts,
-        fixes=fixes,
-        explains=("collectives",) if worst is Severity.FAIL else (),
-    )
-
-
-def _cure(name: str, row: DriftRow, hosts: tuple[str, ...]) -> str:
-    return f"bring {few(hosts)} to {name} {row.majority}" if row.majority else f"choose one {name} for all hosts"

@@ -69,7 +69,7 @@ def _row(id: str, row: Any, name: str) -> Threshold:
             f"{name}: {id}: {str(error).partition(' - at ')[0]}; give a number, or value, unit, source and date"
         ) from error
     if not told.value >= 0:  # NaN, too: whatever is compared with it is false
-        raise ThresholdError(f"{name}: {id}: {told.value:g} is no threshold; give a number from 0 on (.inf: never)")
+        raise ThresholdError(f"{name}: {id}: {told.value:g} is no threshold; give a number from 0 on, or inf: never")
     return told
 
 
@@ -79,8 +79,8 @@ def defaults() -> dict[str, Threshold]:
     return msgspec.convert(parse(FILE.read_text(encoding="utf-8"), FILE.name), dict[str, Threshold])
 
 
-def load(file: Path) -> dict[str, Threshold]:
-    """The default rows with those of ``file`` in their place; an id that no rule knows is an error."""
+def load(file: Path, rows: Overrides | None = None) -> dict[str, Threshold]:
+    """The rows (None: the default ones) with those of ``file`` in their place; an id that no rule knows is an error."""
     try:
         text = file.read_text(encoding="utf-8")
         given = parse(text, str(file))
@@ -91,7 +91,7 @@ def load(file: Path) -> dict[str, Threshold]:
         near = difflib.get_close_matches(id, list(defaults()), n=1)
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(defaults()))}"
         raise ThresholdError(f"{file}: no threshold is called {id!r}; {known}")
-    return {**defaults(), **{id: _row(id, row, str(file)) for id, row in given.items()}}
+    return {**(rows or defaults()), **{id: _row(id, row, str(file)) for id, row in given.items()}}
 
 
 _IN_FORCE: contextvars.ContextVar[Overrides | None] = contextvars.ContextVar("thresholds", default=None)
@@ -108,14 +108,10 @@ def using(rows: Overrides | None) -> Iterator[None]:
 
 
 def with_values(values: Mapping[str, float], source: str) -> dict[str, Threshold]:
-    """The default rows with other numbers for some, as a policy file gives them."""
-    rows = defaults()
-    return {
-        **rows,
-        **{id: msgspec.structs.replace(rows[id], value=number, source=source) for id, number in values.items()},
-    }
+    """The default rows with other numbers for some, as a policy file gives them; ``ThresholdError`` as in :func:`load`."""
+    return {**defaults(), **{id: _row(id, number, source) for id, number in values.items()}}
 
 
-def value(id: str, rows: Overrides | None = None) -> float:
+def value(id: str) -> float:
     """The number of a threshold now in force; ``KeyError`` for an unknown id (a mistake in a rule)."""
-    return (rows or _IN_FORCE.get() or defaults())[id].value
+    return (_IN_FORCE.get() or defaults())[id].value

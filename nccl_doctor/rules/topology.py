@@ -46,13 +46,12 @@ def two_witnesses(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     linked = [item for item in found if item.nvlink]
     told = linked or found
-    yield finding(
+    yield host.finding(
         "topology.witnesses-differ",
         Severity.WARN if linked else Severity.INFO,
         f"nvidia-smi and sysfs disagree on {len(told)} pairs of devices"
         + (" about NVLinks" if linked else ", over PCIe alone"),
-        [Evidence(str(item), f"{SOURCE}; /sys/bus/pci, NVML", host=host.name) for item in told[:4]],
-        hosts=(host.name,),
+        [(str(item), f"{SOURCE}; /sys/bus/pci, NVML") for item in told[:4]],
         confidence=0.7,
     )
 
@@ -85,21 +84,18 @@ def nvlink_matrix(host: Host, plan: Plan) -> Iterator[Finding]:
 
 
 def _nvlink_finding(host: Host, matrix: Matrix, gpu: str, id: str, title: str) -> Finding:
-    return finding(
+    return host.finding(
         id,
         Severity.FAIL,
         title,
         _row_quoted(host, matrix, gpu),
+        Fix("look at its links", f"nvidia-smi nvlink -s -i {gpu.removeprefix('GPU')}"),
+        Fix(
+            "drain the host and reset all GPUs with the fabric manager running",
+            "sudo nvidia-smi --gpu-reset",
+            risky=True,
+        ),
         places=[Place(host=host.name, gpu=gpu)],
-        fixes=[
-            Fix("look at its links", f"nvidia-smi nvlink -s -i {gpu.removeprefix('GPU')}", host.name),
-            Fix(
-                "drain the host and reset all GPUs with the fabric manager running",
-                "sudo nvidia-smi --gpu-reset",
-                host.name,
-                True,
-            ),
-        ],
         explains=("topology", "gpu.p2p"),
     )
 
@@ -128,7 +124,7 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
         )
         gpus = host.want(GpuFact)
         given = not some and ((gpus and superchip(gpus)) or host.need(TopologyFact).hypervisor)
-        yield finding(
+        yield host.finding(
             "topology.nic-far",
             Severity.INFO if linked or given else Severity.WARN,
             far.text + ("; NCCL can use a neighbour's NIC over NVLink (PXN)" if linked else ""),
@@ -137,21 +133,19 @@ def nic_distance(host: Host, plan: Plan) -> Iterator[Finding]:
             confidence=0.9 if some else 0.8,
         )
     if flat := topics.get("flat"):
-        yield finding(
+        yield host.finding(
             "topology.flat",
             Severity.INFO,
             flat.text,
             _row_quoted(host, matrix, matrix.gpus[0].name),
-            hosts=(host.name,),
-            fixes=[Fix("give NCCL the real tree, where the provider publishes one (NCCL_TOPO_FILE)")],
+            Fix("give NCCL the real tree, where the provider publishes one (NCCL_TOPO_FILE)"),
         )
     if share := topics.get("nic-share"):
-        yield finding(
+        yield host.finding(
             "topology.uneven-nics",
             Severity.INFO,
             share.text,
             [_row_quoted(host, matrix, name) for name in share.names[:3]],
-            hosts=(host.name,),
         )
 
 
@@ -178,8 +172,7 @@ def same_topology(fleet: Fleet) -> Iterator[Finding]:
         matrices[host.name] = matrix
     if skipped == len(fleet.hosts):
         raise SkipRule("no NVIDIA GPU on any host" if skipped > 1 else NO_GPU)
-    if len(fleet.hosts) < 2:
-        raise SkipRule("only one host")
+    fleet.need_several()
     models = row("model", {host.name: _models(host) for host in fleet.hosts if host.name in matrices})
     others = set(models.differing)
     signatures = {

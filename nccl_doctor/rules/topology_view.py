@@ -27,6 +27,14 @@ def matrix_of(host: Host) -> Matrix:
         raise
 
 
+def known_matrix(host: Host) -> Matrix | None:
+    """As :func:`matrix_of`, or None: for context only."""
+    try:
+        return matrix_of(host)
+    except (MissingFact, SkipRule):
+        return None
+
+
 def printed_matrix(host: Host) -> Matrix:
     """The matrix that nvidia-smi printed, parsed."""
     return host.once(_printed)

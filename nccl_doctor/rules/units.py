@@ -14,6 +14,16 @@ def size(count: float) -> str:
     return f"{count:.3g} TiB" if count < 100 else f"{count:.0f} TiB"
 
 
+def days(uptime_s: float | None) -> float:
+    """The days that a total since the boot is spread over: at least one, also where the uptime is not known."""
+    return max((uptime_s or 86400.0) / 86400.0, 1.0)
+
+
+def of_uptime(uptime_s: float | None) -> str:
+    """`` in 12 d of uptime``; empty where it is not known."""
+    return f" in {duration(uptime_s)} of uptime" if uptime_s else ""
+
+
 def duration(seconds: float) -> str:
     """Seconds as ``42 s``, ``12 min``, ``5 h`` or ``3 d``."""
     for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):

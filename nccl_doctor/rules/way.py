@@ -8,8 +8,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Interfaces, Route
 from nccl_doctor.facts.mesh import Link, Links, parsed
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, SkipRule, fleet_rule
-from nccl_doctor.rules.mesh_pairs import alone
+from nccl_doctor.rules.engine import Fleet, SkipRule, facts_of, fleet_rule
 
 _FAILED = ("timed-out", "unreachable")
 _EXPLAINS = (
@@ -31,9 +30,9 @@ def way_to_peers(fleet: Fleet) -> Iterator[Finding]:
     address that is not the peer's (a stale or static entry, or another host that answers for the address) look like a
     firewall from outside. Where the gateway does pass it on, it is a detour, and a warning.
     """
-    alone(fleet)
+    fleet.need_several()
     tried = fleet.every(Links)
-    if "interfaces" not in fleet.plan.stages and not any(host.want(Interfaces) for host in fleet.hosts):
+    if "interfaces" not in fleet.plan.stages and not facts_of(fleet.hosts, Interfaces):
         raise SkipRule("routes are asked for in the interfaces stage, which was left out")
     facts = fleet.every(Interfaces)
     macs = {

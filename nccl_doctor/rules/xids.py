@@ -11,8 +11,8 @@ from nccl_doctor.facts.kernel_log import KernelLogFact, XidEvent, xid_events
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.nvlink_xid import Decoded, decode, worst
 from nccl_doctor.facts.xid import SXid, Xid, sxids, xids
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Host, MissingFact, host_rule
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity
+from nccl_doctor.rules.engine import Host, MissingFact, Quote, host_rule
 from nccl_doctor.rules.nvidia import card_words, proof, with_hardware
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -65,11 +65,8 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
     if not groups:
         _need_a_day(log)
     aborted = _aborted_job(groups)
-    for (number, bus_id, switch), events in sorted(groups.items()):
-        if switch:
-            yield from _switch(host, log, number, bus_id, events, aborted)
-        else:
-            yield from _gpu(host, fact, log, number, bus_id, events, aborted)
+    for (_, _, switch), events in sorted(groups.items()):
+        yield _switch(host, log, events, aborted) if switch else _gpu(host, fact, log, events, aborted)
 
 
 def _need_a_day(log: KernelLogFact) -> None:
@@ -96,70 +93,70 @@ def _age(log: KernelLogFact, events: list[XidEvent]) -> float | None:
 
 
 def _times(log: KernelLogFact, events: list[XidEvent]) -> str:
-    """``, 3 times``: how often, as far as the log was told."""
+    """``, 3 times``; with ``or more`` where the agent left lines of the log off."""
     return f", {len(events)} times{' or more' if log.left_off else ''}" if len(events) > 1 else ""
 
 
-def _quoted(host: Host, log: KernelLogFact, events: list[XidEvent]) -> list[Evidence]:
-    quoted = []
+def _quoted(log: KernelLogFact, events: list[XidEvent]) -> list[Quote]:
+    quoted: list[Quote] = []
     for event in events[-SHOWN:]:
         at = event.line.at_s
         when = f"  ({duration(max(0.0, log.uptime_s - at))} ago)" if at is not None and log.uptime_s is not None else ""
-        quoted.append(Evidence(event.line.text + when, log.source, host=host.name))
+        quoted.append((event.line.text + when, log.source))
     return quoted
 
 
 def _severity(action: str, age: float | None) -> Severity:
     if action in _HARMLESS:
         return Severity.INFO
-    recent = age is None or age <= value("gpu.xid.recent")
-    return Severity.FAIL if recent and action != "contact-support" else Severity.WARN
+    return Severity.FAIL if _is_recent(age) and action != "contact-support" else Severity.WARN
 
 
-def _gpu(
-    host: Host, fact: GpuFact, log: KernelLogFact, number: int, bus_id: str, events: list[XidEvent], aborted: bool
-) -> Iterator[Finding]:
+def _is_recent(age: float | None) -> bool:
+    return age is None or age <= value("gpu.xid.recent")
+
+
+def _gpu(host: Host, fact: GpuFact, log: KernelLogFact, events: list[XidEvent], aborted: bool) -> Finding:
+    number, bus_id = events[0].number, events[0].bus_id
     entry = xids().get(number)
-    age = _age(log, events)
     label = _label(fact, bus_id)
     count = _times(log, events)
     if entry is None:
-        yield finding(
+        return host.finding(
             "gpu.driver.unknown-xid",
             Severity.WARN,
             f"Xid {number} on GPU {label}{count}: not in the catalogue",
-            _quoted(host, log, events),
+            _quoted(log, events),
             places=[Place(host=host.name, gpu=label)],
             confidence=0.5,
         )
-        return
     decoded = _decoded(fact, events)
     told = worst([one.do for one in decoded if one.do])
     action = told or _told_action(entry, events[-1])
-    severity = _severity(action, age)
+    severity = _severity(action, _age(log, events))
     if number == 94 and not aborted:
         severity = Severity.WARN
     if told is None and all("Nonfatal" in event.line.text or "Non-fatal" in event.line.text for event in events):
         severity = Severity.INFO
-    excuse = _excuse(host, fact, log, action, bus_id, events) if severity is Severity.FAIL else []
+    excuse = _excuse(host, fact, log, action, events) if severity is Severity.FAIL else []
     if excuse:
         severity = Severity.WARN
     text, command, risky = _ACTIONS.get(action, ("", "", False))
     if command == _GPU_RESET:
         command += f" -i {bus_id}"
-    yield finding(
+    return host.finding(
         entry.finding,
         severity,
         f"Xid {number} on GPU {label}{_links(decoded)}{count}: {entry.name}",
         [
-            *_quoted(host, log, events),
+            *_quoted(log, events),
             *excuse,
             *_registers(decoded),
-            *(_card(host, fact, log, bus_id) if action not in _HARMLESS else ()),
+            *(_card(fact, log, bus_id) if action not in _HARMLESS else ()),
             *([Evidence(entry.note, "Xid catalogue")] if entry.note and not told else []),
         ],
+        *([Fix(text, command, host.name, risky)] if text else []),
         places=[Place(host=host.name, gpu=label)],
-        fixes=[Fix(text, command, host.name, risky)] if text else [],
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
     )
@@ -168,15 +165,13 @@ def _gpu(
 _RELOADED = "NVRM: loading NVIDIA UNIX"  # the kernel module's first line
 
 
-def _excuse(
-    host: Host, fact: GpuFact, log: KernelLogFact, action: str, bus_id: str, events: list[XidEvent]
-) -> list[Evidence]:
+def _excuse(host: Host, fact: GpuFact, log: KernelLogFact, action: str, events: list[XidEvent]) -> list[Quote]:
     """What says that a GPU which needed a reset is fit by now, or that it is not one of this container's GPUs."""
-    gpu = next((gpu for gpu in fact.gpus if gpu.bus_id == bus_id), None)
+    gpu = next((gpu for gpu in fact.gpus if gpu.bus_id == events[0].bus_id), None)
     if gpu is None:
         names = [gpu.bus_id for gpu in fact.gpus]
         if names and None not in names and fact.surely_contained:
-            return [Evidence(f"this container has {', '.join(map(str, names))} only", "NVML", host=host.name)]
+            return [(f"this container has {', '.join(map(str, names))} only", "NVML")]
         return []
     if action != "reset-gpu":
         return []  # what needs a reboot is in this boot's log; what needs another GPU comes back
@@ -184,21 +179,22 @@ def _excuse(
         return [proof(host, gpu, "GPU recovery action: none")]
     last = max((event.line.at_s for event in events if event.line.at_s is not None), default=None)
     loads = [line for line in log.lines if _RELOADED in line.text and None not in (last, line.at_s)]
-    return [Evidence(line.text, log.source, host=host.name) for line in loads if (line.at_s or 0) > (last or 0)][-1:]
+    since: list[Quote] = [(line.text, log.source) for line in loads if (line.at_s or 0) > (last or 0)]
+    return since[-1:]
 
 
 # NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.  (the driver's word when a GPU falls off the bus)
 _SERIAL = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]{7,16}): GPU serial number is ([0-9]{6,20})")
 
 
-def _card(host: Host, fact: GpuFact, log: KernelLogFact, bus_id: str) -> list[Evidence]:
+def _card(fact: GpuFact, log: KernelLogFact, bus_id: str) -> list[Quote]:
     """Which card it is: its slot, and its serial number from NVML or, where NVML has lost it, from the kernel log."""
     serial = next((gpu.serial for gpu in fact.gpus if gpu.bus_id == bus_id), None)
     if serial is None:
         told = [found for line in log.lines if (found := _SERIAL.search(line.text[:1024]))]
         serial = next((found.group(2) for found in told if found.group(1).lower() == bus_id), None)
     words = card_words(fact, bus_id, serial)
-    return [Evidence(f"{bus_id} is {words}", "NVML, /sys/bus/pci, kernel log", host=host.name)] if words else []
+    return [(f"{bus_id} is {words}", "NVML, /sys/bus/pci, kernel log")] if words else []
 
 
 def _decoded(fact: GpuFact, events: list[XidEvent]) -> list[Decoded]:
@@ -246,36 +242,26 @@ def _explained(entry: Xid) -> tuple[str, ...]:
     return ("gpu.needs-reset", "collectives") if entry.kind == "hardware" else ()
 
 
-def _switch(
-    host: Host, log: KernelLogFact, number: int, bus_id: str, events: list[XidEvent], aborted: bool
-) -> Iterator[Finding]:
+def _switch(host: Host, log: KernelLogFact, events: list[XidEvent], aborted: bool) -> Finding:
+    number, bus_id = events[0].number, events[0].bus_id
     entry = sxids().get(number)
     text = next((event.line.text for event in events if "Fatal" in event.line.text), events[-1].line.text)
     severity = _switch_severity(entry, text, aborted and number == 12028)
-    recent = (age := _age(log, events)) is None or age <= value("gpu.xid.recent")
-    if severity is Severity.FAIL and not recent:
+    if severity is Severity.FAIL and not _is_recent(_age(log, events)):
         severity = Severity.WARN
     name = entry.name if entry else "not in the catalogue"
-    count = _times(log, events)
-    whole = entry is not None and entry.severity == "always-fatal"
-    yield finding(
+    if entry is not None and entry.severity == "always-fatal":
+        reset = Fix("drain the host and reset all GPUs and NVSwitches, or reboot", "sudo reboot", risky=True)
+    else:
+        text = "drain the host and reset its GPUs while the fabric manager is stopped"
+        reset = Fix(text, _FABRIC_RESET, risky=True)
+    return host.finding(
         "gpu.nvlink.nvswitch",
         severity,
-        f"SXid {number} on NVSwitch {bus_id}{count}: {name}",
-        _quoted(host, log, events),
+        f"SXid {number} on NVSwitch {bus_id}{_times(log, events)}: {name}",
+        _quoted(log, events),
+        *([reset] if severity is not Severity.INFO else []),
         places=[Place(host=host.name, gpu=f"NVSwitch {bus_id}")],
-        fixes=[
-            Fix(
-                "drain the host and reset all GPUs and NVSwitches, or reboot"
-                if whole
-                else "drain the host and reset its GPUs while the fabric manager is stopped",
-                "sudo reboot" if whole else _FABRIC_RESET,
-                host.name,
-                True,
-            )
-        ]
-        if severity is not Severity.INFO
-        else [],
         confidence=0.9 if entry else 0.5,
         explains=("gpu.nvlink", "collectives"),
     )

@@ -9,15 +9,19 @@ from typing import Protocol
 import msgspec
 
 from nccl_doctor.facts.model import Reach, ReachOutcome
+from nccl_doctor.facts.redaction import redact_text
 from nccl_doctor.inventory.model import HostEntry
 
 
 class Unreachable(Exception):
-    """No stream to the host; ``reach`` says why, with the quoted proof."""
+    """No stream to the host; ``reach`` says why, with the quoted proof, from which secrets are redacted: the user's own
+    ``--env-setup`` may hold some, and so may what a login prints.
+    """
 
     def __init__(self, outcome: ReachOutcome, detail: str, *evidence: str, address: str = "", port: int = 0) -> None:
         super().__init__(detail)
-        self.reach = Reach(outcome, detail, tuple(item for item in evidence if item.strip()), address, port)
+        proof = tuple(redact_text(item) for item in evidence if item.strip())
+        self.reach = Reach(outcome, redact_text(detail), proof, address, port)
 
 
 class Deadline:

@@ -22,7 +22,7 @@ import pytest
 from nccl_doctor.bench import nccl_log
 from nccl_doctor.bench.model import Results
 from nccl_doctor.facts.collectives import Collectives
-from nccl_doctor.rules.collectives import failures
+from nccl_doctor.rules.collective_failures import failures
 
 from . import worlds
 from .worlds import BACKEND, ROOT, gpus, record, run

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,7 @@ class Training:
         self.lab = lab
         self.port = 29577 + lab.number  # beside another worker's job, which is seen here as well
         self.job = f"gpu01:{self.port}"
-        self.place = lab.shared / "training"
-        self.place.mkdir()
+        self.place = Path(tempfile.mkdtemp(prefix="training-", dir=lab.shared))
         for name in ("checkpoint", "data"):
             os.mkfifo(self.place / name)
         self.pids = {rank: self._start(rank, host) for rank, host in PLACES.items()}
@@ -86,6 +86,10 @@ class Training:
         """What ``hang`` prints. All hosts of a lab share /proc, so that jobs beside it are seen, too."""
         return self.lab.run(["nccl-doctor", "hang", "-H", hosts, "--interval", "0.5", "--job", self.job, *options])
 
+    def whole(self) -> bool:
+        """Whether all its ranks live."""
+        return all(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
+
     def end(self) -> None:
         """Kill all ranks and what they started."""
         left = [process.pid for host in sorted(set(PLACES.values())) for process in self.lab.processes(host)]
@@ -96,12 +100,23 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def training(whole_lab: Lab) -> Iterator[Training]:
-    """One job for all tests here: each brings it back to work. The last one kills a rank of it."""
-    job = Training(whole_lab)
-    yield job
+def jobs(whole_lab: Lab) -> Iterator[list[Training]]:
+    """The job that is running, once a test has asked for one."""
+    running: list[Training] = []
+    yield running
     whole_lab.clear_faults()
-    job.end()
+    for job in running:
+        job.end()
+
+
+@pytest.fixture
+def training(whole_lab: Lab, jobs: list[Training]) -> Training:
+    """One job for the tests here: each brings it back to work, or what is left of it is replaced."""
+    if jobs and not jobs[-1].whole():
+        jobs.pop().end()
+    if not jobs:
+        jobs.append(Training(whole_lab))
+    return jobs[-1]
 
 
 def held(answer: dict[str, Any], id: str, host: str, rank: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def run(
     plan: Plan | None = None,
     reached_at: Mapping[str, str] | None = None,
 ) -> engine.RuleResult:
-    """Run one rule (``system.disks``). A probe's value is a fact, plain data, or a ProbeResult."""
+    """Run one rule (``storage.disks``). A probe's value is a fact, plain data, or a ProbeResult."""
     (chosen,) = (item for item in engine.all_rules() if item.name == rule)
     facts = []
     for name, probes in sorted(hosts.items()):

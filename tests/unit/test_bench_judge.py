@@ -399,6 +399,7 @@ def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:
 
 def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
     page = html([("this run", outcome())])
+    assert "svg{max-width:100%" in page  # no wider than the text around it
     tables = [
         (caption, re.findall(r"<tr><td>(\w+)", body))
         for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page, re.S)

@@ -23,7 +23,7 @@ from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS, Checker, Me, allocate
 from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.facts.collectives import Collectives
-from nccl_doctor.rules.collectives import failures
+from nccl_doctor.rules.collective_failures import failures
 from tests.ports import free_port
 
 # Times and processes are watched: these run one after the other, not beside other tests.

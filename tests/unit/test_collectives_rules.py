@@ -12,7 +12,8 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResul
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
-from nccl_doctor.rules.collectives import failures, slow_hosts, wrong_results
+from nccl_doctor.rules.collective_failures import failures
+from nccl_doctor.rules.collective_rates import slow_hosts, wrong_results
 
 GONE = "Connection closed by peer [10.0.0.2]:1234. This is typically caused by a remote worker hanging"
 
@@ -126,6 +127,15 @@ def test_the_root_is_named_and_only_it(id: str, hosts: tuple[str, ...], ends: li
     assert [item.id for item in found] == [id]
     assert found[0].hosts == hosts
     assert playbooks.for_finding(id)
+
+
+@pytest.mark.parametrize(("text", "quoted"), [("", "torch cannot be imported"), ("\n  \nbad ELF", "bad ELF")])
+def test_an_error_without_words_in_its_first_line_is_told_all_the_same(text: str, quoted: str) -> None:
+    waits = end(1, exit=1, error=error("RuntimeError", "\nsome trouble"))
+    (found,) = failures(world(end(0, "import", exit=1, error=error("torch-missing", text)), waits))
+    assert found.evidence[0].text == quoted
+    (died,) = failures(world(end(0, exit=-9, signal="SIGKILL"), waits))
+    assert [proof.text for proof in died.evidence if proof.source == "other ranks"] == ["some trouble"]
 
 
 def test_ranks_of_one_host_that_died_alike_are_one_finding() -> None:

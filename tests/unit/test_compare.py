@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder, address
 from fleets import interfaces, software, system
+from rich.console import Console
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
@@ -23,6 +25,7 @@ from nccl_doctor.facts.system import Processors, SharedMemory, System
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.report.comparison import render
 from nccl_doctor.rules import compare, compare_facts
 from nccl_doctor.rules.judge import judge
 
@@ -125,6 +128,33 @@ def test_what_was_not_measured_again_is_not_gone() -> None:
     assert found.lost == ("names: not collected",)
     assert not any(item.subject == "resolution" for item in found.changes)
     assert found.exit_code is ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_only_one_run_looked_at_is_told_where_it_is_more_than_informative(verbose: bool) -> None:
+    rows = [
+        compare.FindingChange(change, id, severity, "t", ("gpu01",))
+        for change, id, severity in (
+            ("not-measured", "net.mtu", Severity.FAIL),
+            ("first-looked", "gpu.busy", Severity.WARN),
+            ("not-measured", "collectives.measured", Severity.INFO),
+            ("first-looked", "net.interface-choice", Severity.INFO),
+            ("new", "policy.not-permitted", Severity.INFO),
+        )
+    ]
+    found = compare.bundles(Builder().bundle(), Builder().bundle())
+    render(
+        msgspec.structs.replace(found, findings=tuple(rows)), console := Console(file=io.StringIO()), verbose=verbose
+    )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    told = [row.id for row in rows if row.id in shown]
+    assert told == [
+        "net.mtu",
+        "gpu.busy",
+        *(["collectives.measured", "net.interface-choice"] * verbose),
+        "policy.not-permitted",
+    ]
+    assert ("... and 2 informative, of what only one run looked at" in shown) != verbose
 
 
 def test_how_a_probe_ended_is_told_in_its_own_word() -> None:

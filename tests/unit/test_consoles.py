@@ -127,13 +127,22 @@ def test_of_one_fix_for_many_hosts_the_words_stand_once_and_what_is_cut_is_count
     assert page.count("2s/.*/") == 20 and "... and 10 more: check --from BUNDLE --verbose" in page
 
 
+def test_as_many_warnings_are_counted_as_are_listed() -> None:
+    builder = Builder()
+    for host in ("gpu02", "gpu03"):
+        builder.probes[host]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
+    report = judge(builder.bundle())
+    assert len(report.causes) == 2
+    consoles.render(report, console := screen())
+    told = shown(console)
+    assert "asked for. 1 warning.\n" in told and "\n  1  host.clock-offset " in told and "\n  2  " not in told
+
+
 def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:
     fix = Fix("allow all TCP ports between the training hosts, both ways", "sudo nft list ruleset; " * 4 + "true", "a")
     item = finding("net.firewall.dropped", Severity.FAIL, "dropped", [LINE], hosts=["a"], fixes=[fix])
     report = judge(Builder().bundle())
-    none = [
-        StageResult(name, "skipped", 0, 1, "no driver on this host; no GPU on any host") for name in ("gpu", "topology")
-    ]
+    none = [StageResult(name, "skipped", 0, 1, "no GPU on any host") for name in ("gpu", "topology")]
     report = msgspec.structs.replace(
         report, findings=(item,), stages=(*none, StageResult("ports", "skipped", 0, 1, "alone"))
     )
@@ -425,7 +434,7 @@ FOUND = Explanation(
     causes=(
         Cause(
             "app.rank-exception", 0.87, "a rank raised", (LINE,) * 6, (1,), ("a", "b", "c", "d", "e"),
-            (Fix("guard the line", "vi train.py"), Fix("validate data", "")), playbook="app.rank-exception",
+            (Fix("guard the line", "vi train.py", "a"), Fix("look", "cat x")), Fix("validate data"), playbook="app.rank-exception",
         ),
         Cause("app.desync", 0.95, "ranks differ", (LINE,), (0, 1, 2)),
         Cause("app.straggler-timeout", 0.31, "a slow rank", (LINE,)),
@@ -452,7 +461,9 @@ FOUND_SHOWN = """\
      console.log:15  KeyError: 'dgo'
      and 2 more lines (--format json)
   fix now            guard the line
-                     $ vi train.py
+                     on a: vi train.py
+                     look
+                     cat x
   fix for good       validate data
   playbook           nccl-doctor playbook app.rank-exception
 
@@ -477,10 +488,10 @@ def test_commands_of_an_explanation_stay_whole_on_a_narrow_screen() -> None:
     found = msgspec.structs.replace(FOUND, causes=(Cause("gpu.ecc", 0.9, "x", (LINE,), fixes=(fix,)),), next=(step,))
     print_explanation(found, console := screen(58))
     told = shown(console)
-    assert step in told and "$ sudo systemctl status nvidia-dcgm --no-pager\n" in told
+    assert step in told and "  sudo systemctl status nvidia-dcgm --no-pager\n" in told
     assert "  fix now            drain it, then\n                     `sudo nvidia-smi --gpu-reset -i 3`\n" in told
     assert (
-        max(map(len, told.replace(step, "").replace("$ sudo systemctl status nvidia-dcgm --no-pager", "").splitlines()))
+        max(map(len, told.replace(step, "").replace("sudo systemctl status nvidia-dcgm --no-pager", "").splitlines()))
         <= 58
     )
 

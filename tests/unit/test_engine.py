@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules import engine
@@ -48,6 +49,12 @@ def test_fail_pass_and_unknown_are_three_results() -> None:
 def test_data_of_a_probe_that_did_not_end_well_is_no_ground_for_a_verdict(outcome: Outcome) -> None:
     (result,) = engine.run(bundle(a=ProbeResult(outcome, {"free_bytes": 50})), (RULE,))
     assert not result.passed and result.unknown[0].hosts == ("a",)
+
+
+def test_a_value_that_nobody_reads_makes_no_fact_unreadable() -> None:
+    gpus = [{"index": 0, "bar1_total_bytes": -1, "board_part": 7}]
+    told = ProbeResult(Outcome.OK, {"gpus": gpus, "nvml": {"outcome": "ok"}, "smi": {"outcome": "ok"}})
+    assert engine.Host(HostFacts("a", Reach(ReachOutcome.OK), {"gpu": told})).need(GpuFact).gpus[0].index == 0
 
 
 def test_a_fleet_rule_that_lacks_a_fact_passes_nobody() -> None:

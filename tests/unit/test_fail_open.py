@@ -50,7 +50,7 @@ ELSEWHERE = {
     ("job: processes.*.placed", "job_processes.leftovers"): "job_processes.gone",
     ("job: processes.*.readings.*.frozen", "job_processes.stopped"): "job_processes.gone",
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
-    ("software: nccl.*.version", "software.drift"): "software.nccl_library",
+    ("software: nccl.*.version", "software_drift.drift"): "software.nccl_library",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
 }
 # (field, rule) -> why the rule may pass without it.
@@ -61,7 +61,7 @@ NOTHING = {
     ("interfaces: environment", "interface_settings.interface_syntax"): "nothing is set then",
     ("software: torch", "software.cuda_build"): "no torch is skipped, and told",
     ("software: torch", "software.nccl_library"): "no torch is skipped, and told",
-    ("software: torch", "software.drift"): "what no host has is no difference",
+    ("software: torch", "software_drift.drift"): "what no host has is no difference",
     ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
     ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
     **{
@@ -97,17 +97,17 @@ NOTHING = {
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
     ("links: links.*.lost_back", "connectivity.packet_loss"): "the peer's own messages tell of this direction",
     ("links: links.*.lost_forward", "connectivity.packet_loss"): "left out where none was lost",
-    ("software: ofed", "software.drift"): "what no host has is no difference",
-    ("software: ofed.release", "software.drift"): "what no host has is no difference",
-    ("software: plugins", "software.drift"): "what no host has is no difference",
-    ("software: system", "software.drift"): "what no host has is no difference",
-    ("software: system.architecture", "software.drift"): "what no host has is no difference",
+    ("software: ofed", "software_drift.drift"): "what no host has is no difference",
+    ("software: ofed.release", "software_drift.drift"): "what no host has is no difference",
+    ("software: plugins", "software_drift.drift"): "what no host has is no difference",
+    ("software: system", "software_drift.drift"): "what no host has is no difference",
+    ("software: system.architecture", "software_drift.drift"): "what no host has is no difference",
     ("system: cgroup.cpu_limit", "requirements.room"): "none is unlimited",
     ("system: cgroup.cpu_limit", "system.cpus"): "none is unlimited",
     ("system: cgroup.memory_limit_bytes", "requirements.room"): "none is unlimited",
     ("system: cgroup.memory_limit_bytes", "system.memory"): "none is unlimited",
-    ("system: cgroup.pids_limit", "system.threads"): "none is unlimited",
-    ("software: torch.cuda", "software.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
+    ("system: cgroup.pids_limit", "limits.threads"): "none is unlimited",
+    ("software: torch.cuda", "software_drift.drift"): "empty is a CPU build: said by its own rule where there are GPUs",
     ("software: torch.cuda", "software.nccl_library"): "empty is a CPU build, which loads no NCCL",
     ("software: torch_wants_nccl", "software.nccl_library"): "a torch that was built by hand asks for none",
     ("topology: iommu.types.*", "gpu_p2p.iommu"): "a device in no group is translated by nothing",
@@ -331,7 +331,7 @@ NONSENSE = {
     ("job: processes.*.readings.*.state", "job_processes.stopped"): "job_processes.gone",
     ("software: nccl.*.version", "environment.variables"): "software.nccl_library",
     ("software: torch.cuda", "software.cuda_build"): "software.driver",
-    ("system: filesystems.*.outcome", "system.hung_mounts"): "system.disks",
+    ("system: filesystems.*.outcome", "storage.hung_mounts"): "storage.disks",
 }
 
 

@@ -13,12 +13,13 @@ import pytest
 from facts_builder import NAMES, Builder
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place, Severity, Unknown, finding
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules import policy, requirements
-from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide
-from nccl_doctor.rules.judge import Report, folded_and_sorted, judge
+from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
+from nccl_doctor.rules.judge import Report, StageResult, folded_and_sorted, judge
 
 TODAY = datetime.date(2026, 11, 21)
 # What can drive a terminal, a CI runner, XML or HTML.
@@ -56,6 +57,14 @@ def test_unmeasured_is_unknown_and_never_chosen() -> None:
     report = judge(builder.bundle())
     assert states(report)["gpu03"] == UNKNOWN
     assert "gpu03" not in decide(report, min_hosts=3).chosen
+
+
+def test_hosts_to_which_nothing_applies_are_unknown() -> None:
+    skipped = (StageResult("gpu", "skipped", 0, 4, "no NVIDIA GPU on any host"),)
+    report = msgspec.structs.replace(judge(Builder().bundle()), stages=skipped, verdict="incomplete")
+    assert set(states(report).values()) == {UNKNOWN}
+    gate = decide(report, min_hosts=1)
+    assert not gate.go and exit_code(report, gate) is ExitCode.INCOMPLETE
 
 
 def test_an_unreached_host_is_bad_and_a_vanished_one_is_not_good() -> None:
@@ -112,7 +121,8 @@ def test_policy_severity_ignore_and_expiry(tmp_path: Path) -> None:
     assert report.verdict == "healthy"
     assert found["net.hostname-resolution.loopback"].severity.value == "warn"
     assert found["host.clock-offset"].severity.value == "info" and "NTP ticket 12" in found["host.clock-offset"].title
-    assert found["policy.ignore-expired"].severity.value == "warn"
+    assert found["policy.ignore-expired"].severity.value == "info"
+    assert states(report)["gpu03"] == HEALTHY  # whom no date makes suspect
 
 
 @pytest.mark.parametrize(
@@ -146,6 +156,18 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
     assert report.findings[0].severity.value == "warn"
 
 
+def test_an_ignore_of_some_hosts_does_not_cover_what_names_none(tmp_path: Path) -> None:
+    rule = "[[ignore]]\nid = 'require'\nuntil = 2026-12-31\nreason = 'x'\n"
+    proof = Evidence("short", source="test")
+    report = msgspec.structs.replace(
+        judge(Builder().bundle()), findings=(finding("require.same", Severity.FAIL, "of nobody", proof),)
+    )
+    some = policy.load(write(tmp_path, f"{rule}hosts = 'gpu[01-04]'\n"))
+    assert not decide(policy.apply(report, some, TODAY)).go
+    everywhere = policy.load(write(tmp_path, rule))
+    assert decide(policy.apply(report, everywhere, TODAY)).go
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -173,6 +195,12 @@ def test_an_ignore_of_two_hosts_does_not_cover_a_third(tmp_path: Path) -> None:
             "[thresholds]\n'disk.free.fial' = 3\n",
             r":2: unknown threshold 'disk.free.fial'; did you mean 'disk.free.fail'",
         ),
+        ("[thresholds]\n'shm.fail' = nan\n", r":2: shm.fail: nan is no threshold; give a number from 0 on"),
+        ("[thresholds]\n'shm.warn' = 1\n'shm.fail' = -1\n", r":3: shm.fail: -1 is no threshold"),
+        (
+            "[[ignore]]\nid = 'net.mtu'\nuntil = 2026-12-31\nreason = 'y'\nhosts = 'gpu[01-'\n",
+            r":5: hosts: 'gpu\[01-': the brackets of the node set do not match",
+        ),
         ("strict = \n", "not TOML"),
         ("strict = true\nmin-hosts = 0\n", r":2: min-hosts is 0; expected at least 1"),
     ],
@@ -187,10 +215,16 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
     found = policy.find(tmp_path)
     assert found is not None and policy.load(found).require == ("gpus=8",)
     assert policy.find(tmp_path / "nowhere") is None
+    for text in ("[project]\ndependencies = ['nccl-doctor']  # no [tool.nccl-doctor]\n", "tool = 1\n"):
+        path = write(tmp_path, text, "pyproject.toml")
+        assert policy.find(tmp_path) is None
+        with pytest.raises(policy.PolicyError, match=r"there is no table \[tool\.nccl-doctor\] in it"):
+            policy.load(path)  # asked for by --policy
 
 
 @pytest.mark.parametrize(
-    "text", ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "shm=12Q", "cats=3", "=3"]
+    "text",
+    ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "gpus=²", "shm=12Q", "cats=3", "=3"],
 )
 def test_a_bad_requirement_shows_what_was_expected(text: str) -> None:
     name = text.partition("=")[0]

@@ -801,8 +801,26 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
     assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
 
 
+def _program(**more: Any) -> dict[str, Any]:
+    """A program that is no Python, beneath torchrun."""
+    found = process(0, stack=[], program="wandb-core", script="wandb-core", stacks=[None, None], **more)
+    found["environment"]["TORCHELASTIC_RUN_ID"] = "none"
+    return found
+
+
+@pytest.mark.parametrize(("parent", "launcher"), [(1, "systemd"), (1, "tini"), (800, "systemd"), (900, "slurmstepd")])
+def test_a_program_that_outlives_its_rank_is_no_job(parent: int, launcher: str) -> None:
+    assert examine(bundle(_program(parent=parent, launcher=launcher))).verdict == "no-job"
+
+
+@pytest.mark.parametrize(("parent", "launcher"), [(50, "torchrun"), (50, "accelerate"), (50, ""), (1, "")])
+def test_a_rank_that_is_no_python_is_a_rank_where_its_starter_lives(parent: int, launcher: str) -> None:
+    """Without a launcher: its parent bears a rank itself, or is the torchrun that was found, as process 1 of a container."""
+    assert examine(bundle(_program(parent=parent, launcher=launcher))).jobs
+
+
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
-    assert "RANK" in examine(bundle()).sentence
+    assert "RANK" in examine(bundle()).sentence and "nccl-doctor explain" in examine(bundle()).sentence
     assert "may read" in examine(bundle(uid=1000)).sentence
     assert "4 that multiprocessing started may be ranks" in examine(bundle(unnumbered=2)).sentence
     unseen = examine(bundle(refused={"count": 8}))

@@ -59,7 +59,9 @@ def test_machines_without_gpu_and_rdma_are_skipped(tmp_path: Path) -> None:
     facts["gpu"]["data"]["libraries"] = []  # the stand-in's own directory is on the search path
     found = report({"a": facts, "b": facts})
     assert found.findings == ()
-    assert [stage.state for stage in found.stages] == ["skipped"] * 3
+    assert [(stage.state, stage.passed) for stage in found.stages] == [("skipped", 0)] * 3
+    no_gpu, no_device = "no NVIDIA GPU on any host", "no RDMA device on any host"
+    assert [stage.reason for stage in found.stages] == [no_gpu, no_gpu, no_device]
     assert found.unknown == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from facts_builder import NAMES, Builder
+from rich.console import Console
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
@@ -19,6 +21,7 @@ from nccl_doctor.history import store
 from nccl_doctor.history.analyse import analyse
 from nccl_doctor.history.model import HostState, Run, Seen, Value
 from nccl_doctor.history.record import run_of
+from nccl_doctor.report.history import render
 from nccl_doctor.rules.gate import decide
 from nccl_doctor.rules.judge import judge
 
@@ -230,6 +233,22 @@ def rates(values: list[float], host: str = "a", name: str = "tcp", higher: bool 
 def test_trend(values: list[float], answer: str, worse: bool) -> None:
     (found,) = analyse(rates(values)).trends
     assert (found.answer, found.worse, found.n) == (answer, worse, len(values))
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_trends_of_which_nothing_can_be_told_are_counted_unless_asked_for(verbose: bool) -> None:
+    falls, noise = rates([10 - day * 0.5 for day in range(10)]), rates([10, 2, 18, 4, 16, 3, 17, 5, 15, 9], "b")
+    both = [
+        msgspec.structs.replace(one, values=one.values + other.values) for one, other in zip(falls, noise, strict=True)
+    ]
+    for runs, told in (
+        (both, "... and 1 more, of 1 of them nothing can be told"),
+        (noise, "no trend can be told: a trend"),
+    ):
+        render(analyse(runs), console := Console(file=io.StringIO(), width=200), verbose=verbose)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert (told in shown, "cannot tell" in shown) == (not verbose, verbose)
+        assert ("falling" in shown) == (runs is both)
 
 
 def test_the_interval_holds_the_true_slope_about_95_times_of_100() -> None:

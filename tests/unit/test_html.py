@@ -19,12 +19,12 @@ from facts_builder import NAMES, Builder
 
 from nccl_doctor.bench.model import Link, RankRecord
 from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
 from nccl_doctor.report.html import render
 from nccl_doctor.report.html.measured import heatmaps
 from nccl_doctor.report.html.page import matrix
 from nccl_doctor.rules.gate import decide
-from nccl_doctor.rules.judge import judge
+from nccl_doctor.rules.judge import StageResult, judge
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202eevil</style></title>{{7*7}}"
 needs_gcc = pytest.mark.skipif(page_fleet.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -215,6 +215,15 @@ def test_the_matrix_folds_equal_hosts_and_never_passes_what_was_not_reached() ->
     rows = {row.hosts: row for row in matrix(judge(fleet.bundle()))}
     assert {state for state, _ in rows["gpu02"].cells} <= {"fail", "unknown"}
     assert "gpu[01,03-04]" in rows and rows["gpu[01,03-04]"].count == 3
+
+
+def test_what_applies_to_no_host_that_was_reached_is_unknown_of_the_others() -> None:
+    skipped = (StageResult("gpu", "skipped", 0, 2, "no NVIDIA GPU on any host"),)
+    gaps = (Unknown("every stage", ("gpu02",), "no agent: refused", stages=("gpu",)),)
+    report = msgspec.structs.replace(judge(Builder(("gpu01", "gpu02")).bundle()), stages=skipped, unknown=gaps)
+    cells = {row.hosts: row.cells for row in matrix(report)}
+    assert cells["gpu01"] == (("skipped", "no NVIDIA GPU on any host"),)
+    assert cells["gpu02"] == (("unknown", "every stage: no agent: refused"),)
 
 
 def test_a_host_that_only_suffers_from_another_is_not_marked_as_failing() -> None:

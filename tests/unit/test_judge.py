@@ -465,3 +465,20 @@ def test_what_env_recommend_knows_of_a_host() -> None:
     plan = msgspec.structs.replace(bundle.plan, nccl_version="2.18.5")
     asked, _ = needs.of_bundle(msgspec.structs.replace(bundle, plan=plan))
     assert {host.nccl_version for host in asked} == {"2.18.5"}
+
+
+def test_what_one_host_lacks_to_and_from_the_others_says_nothing_of_the_pairs_between_those() -> None:
+    def open_pairs(*cut: str) -> set[tuple[str, tuple[str, ...]]]:
+        built = Builder()
+        for name in NAMES:
+            for flow in built.probes[name]["throughput"]["flows"]:
+                if {name, flow["peer"]} & set(cut):
+                    flow.update(outcome="timed-out", detail="")
+        gaps = judge(built.bundle()).unknown
+        return {(gap.what, gap.hosts) for gap in gaps if gap.what.startswith("throughput to")}
+
+    rest = tuple(sorted(set(NAMES) - {"gpu02"}))
+    told = open_pairs("gpu02")
+    assert {hosts for _, hosts in told} == {("gpu02",), rest}
+    assert ("throughput to gpu02", rest) in told
+    assert len(open_pairs(*NAMES)) == 1  # a thousand hosts have thousands

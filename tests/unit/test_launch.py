@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from nccl_doctor.cli import _launch
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.inventory import HostEntry, Inventory
 from nccl_doctor.rules.gate import Gate
@@ -113,3 +116,14 @@ def test_what_lies_in_the_working_directory_is_not_what_explains(
         "\n     job-output:1  RuntimeError: CUDA error" in told and "✗ a CUDA" in told
     )  # no rank out of a file's name
     assert "illegal" in told and "not this one" not in told and "not explained" not in told
+
+
+def test_without_a_place_for_its_hostfile_no_job_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    gate = Gate(True, (), ("a",), (), "1 of 1 hosts are good, 1 needed")
+    with pytest.raises(typer.Exit) as stopped:
+        _launch.launch(["touch", str(tmp_path / "ran")], (), Inventory((HostEntry("a"),)), gate)
+    assert stopped.value.exit_code == ExitCode.INTERNAL_ERROR and not (tmp_path / "ran").exists()
+    assert "No such file or directory; name a directory for them by TMPDIR" in capsys.readouterr().err

@@ -690,6 +690,34 @@ def test_beyond_ten_gigabits_one_stream_measures_cpus_and_no_link(gbit: float, s
     assert [(item.id, item.hosts) for item in found] == [("net.slow.link", ("gpu01", "gpu02"))] * slow
 
 
+def stopped(builder: Builder, source: str, peer: str) -> None:
+    for flow in builder.probes[source]["throughput"]["flows"]:
+        if flow["peer"] == peer:
+            flow.update(outcome="timed-out", detail="the transfer stopped in the middle", bytes=0, seconds=0.0)
+
+
+def test_transfers_that_none_got_through_one_host_are_a_gap_of_that_host() -> None:
+    """Behind a hole in the path: who sends to it measured all that a job without it needs."""
+    builder = Builder()
+    for peer in ("gpu01", "gpu03", "gpu04"):
+        stopped(builder, "gpu02", peer)
+        stopped(builder, peer, "gpu02")
+    report = judge(builder.bundle())
+    assert {(gap.what, gap.hosts) for gap in report.unknown} == {
+        ("throughput to gpu[01,03-04]", ("gpu02",)),
+        ("throughput from gpu[01,03-04]", ("gpu02",)),
+    }
+    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.UNKNOWN, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[:2]])
+def test_a_transfer_of_which_no_end_is_known_is_a_gap_of_the_sender(names: tuple[str, ...]) -> None:
+    builder = Builder(names)
+    stopped(builder, "gpu01", "gpu02")
+    assert [(gap.what, gap.hosts) for gap in judge(builder.bundle()).unknown] == [("throughput to gpu02", ("gpu01",))]
+
+
 def test_slow_sender() -> None:
     builder = Builder()
     for flow in builder.probes["gpu04"]["throughput"]["flows"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.cli._hosts import load_policy, load_thresholds
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
+from nccl_doctor.rules.policy import Policy
 
 
 def saved(directory: Path, *bad: str, slots: int = 0) -> str:
@@ -61,8 +64,10 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_be_run_is_127(tmp_path: Path) -> None:
-    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./no-such-program")
-    assert done.returncode == 127 and "no-such-program: No such file" in done.stderr
+    (tmp_path / "job").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "job").chmod(0o755)
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./job")
+    assert done.returncode == 127 and "./job: No such file" in done.stderr
 
 
 def test_a_job_killed_by_a_signal_is_128_and_the_signal(tmp_path: Path) -> None:
@@ -167,6 +172,33 @@ def test_a_policy_with_a_typo_stops_with_line_and_key(tmp_path: Path) -> None:
     assert "nccl-doctor.toml:2: unknown key 'requires'; did you mean 'require'?" in done.stderr
 
 
+def test_a_report_of_a_saved_run_decides_as_preflight_does_under_the_policy(tmp_path: Path) -> None:
+    bundle = saved(tmp_path, "gpu02")
+    for policy, reason in (
+        ("min-hosts = 3", "3 of 4 hosts are good, 3 needed"),
+        ("min-hosts = 3\nrequire = ['gpus=8,shm=1G']", "0 of 4 hosts are good, 3 needed"),
+    ):
+        (tmp_path / "nccl-doctor.toml").write_text(policy)
+        words = [sys.executable, "-m", "nccl_doctor", "report", bundle, "--format", "json"]
+        told = json.loads(subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+        gate = preflight(tmp_path, "--from", bundle)
+        assert told["reason"] == reason and told["go"] == (gate.returncode == 0)
+        assert reason in gate.stdout
+
+
+def test_a_directory_that_is_gone_has_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_policy(None) == Policy()
+
+
+def test_thresholds_of_a_file_leave_those_of_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "limits.yaml").write_text("nofile.fail: 0\n")
+    rows = load_thresholds(tmp_path / "limits.yaml", {"nofile.fail": 1.0, "shm.fail": 2.0})
+    assert rows is not None and (rows["nofile.fail"].value, rows["shm.fail"].value) == (0.0, 2.0)
+
+
 @pytest.mark.parametrize(("until", "code", "word"), [("2020-01-01", 11, "NO-GO"), ("2999-01-01", 0, "GO")])
 def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, word: str) -> None:
     (tmp_path / "nccl-doctor.toml").write_text(
@@ -174,7 +206,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
     )
     done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02"))
     assert done.returncode == code and done.stdout.split(" ")[1].startswith(word)
-    assert ("expired on 2020-01-01" in done.stdout) == (code != 0)
+    assert ("expired on 2020-01-01" in " ".join(done.stdout.split())) == (code != 0)
 
 
 @pytest.mark.parametrize(
@@ -193,17 +225,23 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--report", "junit"), "expected FORMAT=FILE"),
         (("--report", "pdf=x"), "expected FORMAT=FILE"),
         (("--report", "json=a", "--report", "json=b"), "json goes to a already"),
+        (("--bad-hosts", "./good"), "--bad-hosts good: --good-hosts goes there, and only one of them would be kept"),
+        (("--report", "junit=out", "--save", "out"), "--report junit out: --save goes there"),
         (("--format", "pdf"), "'pdf' is not one of github, gitlab"),
         (("--spares", "1"), "--spares needs --min-hosts"),
         (("--master", "gpu9"), "--master gpu9: not among the hosts"),
         (("--no-such-option",), "No such option"),
+        (("--require", "gpus=8,", "same=torch"), "'same=torch' is no program: hosts are named by --hosts"),
+        (("--", "./no-such-program"), "'./no-such-program' is no program"),
+        (("--require", ""), "an empty value after --require: is a variable unset?"),
+        (("--format=",), "an empty value after --format="),
         (("--transport", "command=kubect1 exec -i {host} --"), "there is no program kubect1 on this machine"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     (tmp_path / "empty").write_text("# nobody\n\n")
-    done = preflight(tmp_path, *options, "--good-hosts", "good")
+    done = preflight(tmp_path, "--good-hosts", "good", *options)
     assert done.returncode == 2 and done.stdout == "", done.stdout
     assert told in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
     assert not (tmp_path / "good").exists()
@@ -213,7 +251,7 @@ def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options:
     ("policy", "told"),
     [
         ("budget = '2 minutes'", "budget in the policy file '2 minutes': expected a time"),
-        ("require = ['gpu=8']", "require in the policy file 'gpu=8': no such requirement"),
+        ("require = ['gpu=8']", "nccl-doctor.toml:1: require 'gpu=8': no such requirement; did you mean gpus=N?"),
         ("profile = 'slow'", "profile in the policy file 'slow': expected one of"),
         ("min-hosts = 9", "min-hosts in the policy file 9: there is only 1 host"),
         ("min-hosts = '9'", ":1: min-hosts: Expected a whole number, got text in quotes"),

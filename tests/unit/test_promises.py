@@ -345,6 +345,38 @@ def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str
     assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output
 
 
+@pytest.mark.parametrize(
+    "command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend", "env lint"]
+)
+def test_this_machine_is_not_examined_under_the_names_of_hosts(command: str) -> None:
+    done = CliRunner().invoke(cli.app, [*command.split(), "-H", "gpu01", "--transport", "local"])
+    assert done.exit_code == ExitCode.USAGE and "examines this machine, not the hosts that are named" in done.output
+
+
+@pytest.mark.parametrize(
+    "words", ["check --from", "preflight --from", "report", "diff", "topo", "env recommend --from"]
+)
+def test_a_look_at_a_job_is_no_look_at_hosts(words: str, tmp_path: Path) -> None:
+    bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=("job",)))
+    bundles.write(bundle, tmp_path / "hang.ndb")
+    twice = [str(tmp_path / "hang.ndb")] * (1 + (words == "diff"))
+    done = CliRunner().invoke(cli.app, [*words.split(), *twice])
+    assert done.exit_code == ExitCode.USAGE and "a bundle of hang; it is read by `nccl-doctor hang" in done.output
+    bundles.write(Builder().bundle(), tmp_path / "check.ndb")
+    done = CliRunner().invoke(cli.app, ["hang", "--from", str(tmp_path / "check.ndb")])
+    assert done.exit_code == ExitCode.USAGE and "a bundle of check; hang reads" in done.output
+
+
+@pytest.mark.parametrize("stages", [("job",), ()])
+def test_explain_takes_a_run_that_looked_at_no_host_for_no_proof_of_health(
+    stages: tuple[str, ...], tmp_path: Path
+) -> None:
+    bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=stages))
+    bundles.write(bundle, tmp_path / "run.ndb")
+    done = CliRunner().invoke(cli.app, ["explain", str(tmp_path / "run.ndb"), "--format", "json"])
+    assert done.exit_code == ExitCode.INCOMPLETE and json.loads(done.stdout)["verdict"] == "undecided"
+
+
 def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path) -> None:
     before, after = str(tmp_path / "b.ndb"), tmp_path / "c.ndb"
     bundles.write(Builder().bundle(), Path(before))

@@ -9,6 +9,7 @@ import pytest
 
 from nccl_doctor.explain import ras
 from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.kinds import kind
 from nccl_doctor.explain.model import LogSource, Verdict
 from nccl_doctor.explain.ras import Kind, Report
 
@@ -101,7 +102,7 @@ def kinds(*reports: Report) -> list[Kind]:
 
 def test_a_sound_report_gives_no_conclusion() -> None:
     (report,) = read(SOUND)
-    assert report.complete and report.nccl_version == "2.28.9"
+    assert report.complete
     assert ras.conclude([report]) == []
 
 
@@ -116,12 +117,12 @@ def test_a_report_that_breaks_off_is_not_sound() -> None:
 def test_dead_silent_failed_and_timed_out() -> None:
     (report,) = read(DEAD)
     dead, error, silent, timeout = ras.conclude([report])
-    assert dead.kind is Kind.DEAD and dead.nodes == ("172.16.64.213",) and dead.ranks == (5,) and dead.cause == ""
+    assert dead.kind is Kind.DEAD and "on 172.16.64.213" in dead.title and dead.ranks == (5,) and dead.cause == ""
     assert dead.evidence[0].text == "Process 3487984 on node 172.16.64.213 managing GPU 5"
     assert dead.evidence[0].line == DEAD[: DEAD.index("  Process 3487984")].count("\n") + 1
     assert error.kind is Kind.ERROR and error.ranks == (3,)  # the remote errors are its consequences
     assert "System error" in error.title
-    assert silent.kind is Kind.SILENT and silent.nodes == ("172.16.64.212",)
+    assert silent.kind is Kind.SILENT and "on 172.16.64.212" in silent.title
     assert timeout.kind is Kind.TIMEOUT and "2 communication timeouts" in timeout.evidence[0].text
 
 
@@ -207,7 +208,7 @@ def test_json_two_snapshots_of_a_stuck_rank() -> None:
     late = document([rank(0), rank(1), rank(2, counts={"AllReduce": 89})])
     assert kinds(*read(late)) == [Kind.BEHIND]
     (found,) = ras.conclude(read(late, late))
-    assert found.kind is Kind.STUCK and found.ranks == (2,) and found.nodes == ("10.0.0.2",)
+    assert found.kind is Kind.STUCK and found.ranks == (2,) and "on 10.0.0.2" in found.title
 
 
 def test_behind_in_one_operation_and_ahead_in_another_is_another_call() -> None:
@@ -215,7 +216,7 @@ def test_behind_in_one_operation_and_ahead_in_another_is_another_call() -> None:
     (found,) = ras.conclude(read(other, other))
     assert found.kind is Kind.DIFFERENT_CALLS and found.ranks == (2,) and found.cause == "app.collective-mismatch"
     (single,) = ras.conclude(read(other))
-    assert single.cause == "" and single.confidence < found.confidence
+    assert single.cause == found.cause and single.confidence < found.confidence and "second snapshot" in single.next
 
 
 def test_json_dead_silent_and_failed_ranks() -> None:
@@ -250,5 +251,5 @@ def test_a_huge_number_of_ranks_on_a_line_is_cut_not_followed() -> None:
 
 
 def test_reports_are_recognised_by_their_first_bytes() -> None:
-    assert ras.looks_like_report(HEAD.encode()) and ras.looks_like_report(document([rank(0)]).encode())
-    assert not ras.looks_like_report(b"node1:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda12.8")
+    assert kind(HEAD.encode()) == kind(document([rank(0)]).encode()) == "ras"
+    assert kind(b"node1:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda12.8") == ""

@@ -12,7 +12,8 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Driver, Library, NcclCopy, Plugin, Torch
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import drift, engine
-from nccl_doctor.rules.software import drift_table, oldest_driver, subjects, versions
+from nccl_doctor.rules.software import oldest_driver
+from nccl_doctor.rules.software_drift import drift_table, subjects, versions
 
 RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith("software.")]
 
@@ -147,13 +148,13 @@ def nccl(version: str) -> dict[str, Any]:
 
 
 def test_the_minority_is_named() -> None:
-    found = only(run("software.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2"), "c": nccl("2.27.3")}))
+    found = only(run("software_drift.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2"), "c": nccl("2.27.3")}))
     assert (found.id, found.hosts, found.severity) == ("sw.nccl-version-mismatch", ("b",), Severity.FAIL)
     assert "2.26.2 on b" in found.title and "2.27.3" in found.title
 
 
 def test_of_two_that_differ_both_are_named() -> None:
-    found = only(run("software.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2")}))
+    found = only(run("software_drift.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2")}))
     assert found.hosts == ("a", "b") and "no version has a majority" in found.title
 
 
@@ -163,7 +164,7 @@ def test_installed_nccl_counts_where_torch_uses_none() -> None:
     def facts(version: str) -> dict[str, Any]:
         return {"software": software(torch=cpu, nccl=(), distributions={"nvidia-nccl-cu12": version})}
 
-    assert ids(run("software.drift", {"a": facts("2.28.9"), "b": facts("2.26.2"), "c": facts("2.28.9")})) == [
+    assert ids(run("software_drift.drift", {"a": facts("2.28.9"), "b": facts("2.26.2"), "c": facts("2.28.9")})) == [
         ("sw.nccl-version-mismatch", ("b",))
     ]
 
@@ -175,8 +176,8 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
         system=msgspec.structs.replace(software().system, kernel="5.4", glibc="2.31"),
     )
     three = {"a": host()["a"], "b": {"software": odd}, "c": host()["a"]}
-    result = run("software.drift", three, Plan(stages=("software",)))
-    assert ids(run("software.drift", three), Severity.WARN) == []  # the gpu stage compares drivers
+    result = run("software_drift.drift", three, Plan(stages=("software",)))
+    assert ids(run("software_drift.drift", three), Severity.WARN) == []  # the gpu stage compares drivers
     assert ids(result, Severity.WARN) == [("sw.drift.driver", ("b",))]
     assert ids(result, Severity.INFO) == [("sw.drift.system", ("b",))]
     assert "kernel (and C library) differs" in result.findings[1].title
@@ -184,7 +185,7 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
 
 def test_a_host_without_torch_differs_in_torch_alone() -> None:
     cpu = software(torch=torch(version="2.13.0+cpu", cuda=""))
-    result = run("software.drift", {"a": {"software": cpu}, "b": host(torch=None)["a"], "c": {"software": cpu}})
+    result = run("software_drift.drift", {"a": {"software": cpu}, "b": host(torch=None)["a"], "c": {"software": cpu}})
     (found,) = [item for item in result.findings if item.severity is Severity.FAIL]
     assert (found.id, found.hosts) == ("sw.nccl-version-mismatch.torch", ("b",))
     assert "--python" in found.fixes[1].text

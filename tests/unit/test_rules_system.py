@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from fleets import GIB, ids, only, run, software, system
 
+from nccl_doctor.env.recommend_model import HostNeeds
 from nccl_doctor.facts.model import HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.system import (
     Cgroup,
@@ -22,7 +24,11 @@ from nccl_doctor.facts.system import (
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine, needs, thresholds
 
-RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith(("system.", "network_limits."))]
+RULES = [
+    rule.name
+    for rule in engine.all_rules()
+    if rule.name.startswith(("system.", "storage.", "limits.", "network_limits."))
+]
 MIB = 1 << 20
 
 
@@ -63,13 +69,13 @@ def test_a_probe_that_timed_out_is_unknown(rule: str) -> None:
     ],
 )
 def test_shared_memory(shm: SharedMemory, id: str | None, severity: Severity | None) -> None:
-    result = run("system.shared_memory", host(shm=shm))
+    result = run("storage.shared_memory", host(shm=shm))
     assert [(item.id, item.severity) for item in result.findings] == ([(id, severity)] if id else [])
 
 
 def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
     small = SharedMemory(True, 64 * MIB, 64 * MIB)
-    found = only(run("system.shared_memory", host(shm=small, container=Container(("/.dockerenv",)))))
+    found = only(run("storage.shared_memory", host(shm=small, container=Container(("/.dockerenv",)))))
     assert "--shm-size" in found.fixes[0].text and "64 MiB" in found.title
 
 
@@ -85,8 +91,19 @@ def test_shared_memory_of_a_container_is_cured_by_its_start() -> None:
     ],
 )
 def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], severity: Severity | None) -> None:
-    result = run("system.locked_memory", host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma))
+    facts = host(limits=limits(memlock=Limit(soft, soft)), rdma_devices=rdma)
+    result = run("limits.locked_memory", facts)
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
+    if rdma:  # env recommend speaks of no other limit than the rule
+        assert needs_of(facts).memlock_bytes == (soft if severity is Severity.FAIL else None)
+
+
+def needs_of(facts: Mapping[str, Mapping[str, Any]]) -> HostNeeds:
+    """What env recommend knows of the one host."""
+    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
+    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
+    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
+    return told
 
 
 @pytest.mark.parametrize(
@@ -106,12 +123,9 @@ def test_locked_memory_matters_with_rdma_only(soft: int, rdma: tuple[str, ...], 
 )
 def test_who_may_lock_memory_freely_is_not_bound_by_the_limit(container: Container, severity: Severity) -> None:
     facts = host(limits=limits(memlock=Limit(65536, 65536)), rdma_devices=("mlx5_0",), container=container)
-    found = only(run("system.locked_memory", facts))
+    found = only(run("limits.locked_memory", facts))
     assert found.severity is severity
-    read = ProbeResult(Outcome.OK, msgspec.to_builtins(facts["a"]["system"]))
-    host_facts = HostFacts("a", Reach(ReachOutcome.OK), {"system": read})
-    ((told,), _) = needs.of_fleet(engine.Fleet((engine.Host(host_facts),), Plan()))
-    assert told.memlock_bytes == (65536 if severity is Severity.FAIL else None)
+    assert needs_of(facts).memlock_bytes == (65536 if severity is Severity.FAIL else None)
     assert (f"CapEff {container.capabilities}" in found.evidence[0].text) == (severity is not Severity.FAIL)
 
 
@@ -119,8 +133,8 @@ def test_what_is_read_only_is_not_full() -> None:
     """An image (squashfs) has no free byte; where the job writes, that it is read-only is the fault."""
     tmp, home, *_ = system().filesystems
     image = {"read_only": True, "free_bytes": 0, "inodes_free": 0, "type": "squashfs"}
-    assert run("system.disks", host(filesystems=(tmp, msgspec.structs.replace(home, **image)))).passed
-    assert ids(run("system.disks", host(filesystems=(msgspec.structs.replace(tmp, **image), home)))) == [
+    assert run("storage.disks", host(filesystems=(tmp, msgspec.structs.replace(home, **image)))).passed
+    assert ids(run("storage.disks", host(filesystems=(msgspec.structs.replace(tmp, **image), home)))) == [
         ("sys.disk-full.read-only", ("a",))
     ]
 
@@ -129,14 +143,14 @@ def test_places_that_the_host_tells_are_one_word_of_the_shell() -> None:
     tmp, home, *_ = system().filesystems
     evil = {"path": "/tmp/a b;reboot", "looked_at": "/tmp/a b;reboot", "mount": "/tmp/a b;reboot"}
     for changes in ({"free_bytes": 0}, {"inodes_free": 0}, {"read_only": True}):
-        found = only(run("system.disks", host(filesystems=(msgspec.structs.replace(tmp, **evil, **changes), home))))
+        found = only(run("storage.disks", host(filesystems=(msgspec.structs.replace(tmp, **evil, **changes), home))))
         assert all("'/tmp/a b;reboot'" in fix.command for fix in found.fixes if "reboot" in fix.command)
         assert any("reboot" in fix.command for fix in found.fixes)
 
 
 @pytest.mark.parametrize(("hard", "command"), [(-1, "ulimit -u 65536"), (100000, "ulimit -u 100000"), (2000, "tee")])
 def test_more_threads_are_asked_for_up_to_the_hard_limit(hard: int, command: str) -> None:
-    found = only(run("system.threads", host(user=1000, limits=limits(nproc=Limit(2000, hard)))))
+    found = only(run("limits.threads", host(user=1000, limits=limits(nproc=Limit(2000, hard)))))
     assert found.severity is Severity.WARN and command in found.fixes[0].command
     if command == "tee":
         assert "printf '* soft nproc 65536\\n* hard nproc 65536\\n' | sudo tee" in found.fixes[0].command
@@ -162,61 +176,61 @@ def test_what_is_required_is_held_against_what_the_cgroup_leaves(group: Cgroup, 
 
 def test_fixes_are_such_as_can_work_there() -> None:
     """No remount of a /dev/shm that is not there, and no ulimit above the hard limit."""
-    (fix,) = only(run("system.shared_memory", host(shm=SharedMemory(False)))).fixes
+    (fix,) = only(run("storage.shared_memory", host(shm=SharedMemory(False)))).fixes
     assert "mount -t tmpfs" in fix.command and "remount" not in fix.command
     for hard, offered in ((-1, True), (8 << 20, False)):
         facts = host(limits=limits(memlock=Limit(8 << 20, hard)), rdma_devices=("mlx5_0",))
-        commands = [fix.command for fix in only(run("system.locked_memory", facts)).fixes]
+        commands = [fix.command for fix in only(run("limits.locked_memory", facts)).fixes]
         assert ("ulimit -l unlimited" in commands) is offered
 
 
 def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() -> None:
     shut = msgspec.structs.replace(system().shm, read_only=True)
-    assert ids(run("system.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
+    assert ids(run("storage.shared_memory", host(shm=shut))) == [("sys.shm.read-only", ("a",))]
     tmp, *others = system().filesystems
     strict = (msgspec.structs.replace(tmp, noexec=True), *others)
-    found = only(run("system.executable_caches", host(filesystems=strict)))
+    found = only(run("storage.executable_caches", host(filesystems=strict)))
     assert found.id == "sys.noexec" and found.severity is Severity.WARN
-    assert not run("system.executable_caches", host()).findings
+    assert not run("storage.executable_caches", host()).findings
     untold = (msgspec.structs.replace(tmp, noexec=None), *others)
-    assert run("system.executable_caches", host(filesystems=untold)).unknown
-    assert run("system.shared_memory", host(shm=msgspec.structs.replace(shut, read_only=None))).unknown
+    assert run("storage.executable_caches", host(filesystems=untold)).unknown
+    assert run("storage.shared_memory", host(shm=msgspec.structs.replace(shut, read_only=None))).unknown
 
 
 def test_the_one_host_with_lower_limits_is_named() -> None:
     low = {"system": system(limits=limits(memlock=Limit(65536, 65536)))}
     good = {"system": system()}
-    found = only(run("system.limits_differ", {"a": good, "b": low, "c": good}))
+    found = only(run("limits.limits_differ", {"a": good, "b": low, "c": good}))
     assert found.hosts == ("b",) and "64 KiB here and unlimited on the other hosts" in found.title
-    assert ids(run("system.limits_differ", {"a": good, "b": low})) == []  # nobody knows which is right
-    assert ids(run("system.limits_differ", {"a": low, "b": low, "c": good})) == []  # higher than the others is no fault
+    assert ids(run("limits.limits_differ", {"a": good, "b": low})) == []  # nobody knows which is right
+    assert ids(run("limits.limits_differ", {"a": low, "b": low, "c": good})) == []  # higher than the others is no fault
     cut = {"system": system(limits=limits(fsize=Limit(1000000, 1000000)))}
     wide = {"system": system(limits=limits(fsize=Limit(-1, -1)))}
-    assert "file size is 977 KiB" in only(run("system.limits_differ", {"a": wide, "b": cut, "c": wide})).title
+    assert "file size is 977 KiB" in only(run("limits.limits_differ", {"a": wide, "b": cut, "c": wide})).title
     few = {"system": system(limits=limits(nofile=Limit(256, 256)))}
-    assert ids(run("system.limits_differ", {"a": good, "b": few, "c": good})) == []  # sys.nofile names it
+    assert ids(run("limits.limits_differ", {"a": good, "b": few, "c": good})) == []  # sys.nofile names it
 
 
 @pytest.mark.parametrize(("soft", "severity"), [(256, Severity.FAIL), (512, Severity.WARN), (1024, None), (-1, None)])
 def test_open_files(soft: int, severity: Severity | None) -> None:
-    result = run("system.open_files", host(limits=limits(nofile=Limit(soft, 4096))))
+    result = run("limits.open_files", host(limits=limits(nofile=Limit(soft, 4096))))
     assert [item.severity for item in result.findings] == ([severity] if severity else [])
 
 
 def test_open_files_are_raised_as_far_as_the_hard_limit_allows() -> None:
     def command(hard: int) -> str:
-        return only(run("system.open_files", host(limits=limits(nofile=Limit(256, hard))))).fixes[0].command
+        return only(run("limits.open_files", host(limits=limits(nofile=Limit(256, hard))))).fixes[0].command
 
     assert command(4096) == "ulimit -n 4096" and command(-1) == "ulimit -n 65536" and "limits.d" in command(256)
 
 
 def test_threads() -> None:
     tight = Cgroup(pids_limit=1000, pids_used=800, pids_group="/sys/fs/cgroup/x")
-    assert ids(run("system.threads", host(cgroup=tight)), Severity.FAIL) == [("sys.threads.pids-limit", ("a",))]
-    assert ids(run("system.threads", host(cgroup=Cgroup(pids_limit=100000, pids_used=800)))) == []
+    assert ids(run("limits.threads", host(cgroup=tight)), Severity.FAIL) == [("sys.threads.pids-limit", ("a",))]
+    assert ids(run("limits.threads", host(cgroup=Cgroup(pids_limit=100000, pids_used=800)))) == []
     few = limits(nproc=Limit(1024, 1024))
-    assert ids(run("system.threads", host(limits=few, user=1000))) == [("sys.threads.nproc", ("a",))]
-    assert ids(run("system.threads", host(limits=few, user=0))) == []  # the limit does not bind root
+    assert ids(run("limits.threads", host(limits=few, user=1000))) == [("sys.threads.nproc", ("a",))]
+    assert ids(run("limits.threads", host(limits=few, user=0))) == []  # the limit does not bind root
 
 
 def disk(**changes: Any) -> Filesystem:
@@ -236,27 +250,32 @@ def disk(**changes: Any) -> Filesystem:
     ],
 )
 def test_disks(entry: Filesystem, id: str | None) -> None:
-    assert [item[0] for item in ids(run("system.disks", host(filesystems=(entry,))))] == ([id] if id else [])
+    assert [item[0] for item in ids(run("storage.disks", host(filesystems=(entry,))))] == ([id] if id else [])
+
+
+def test_a_tmpfs_is_named_once() -> None:
+    full = disk(free_bytes=0, mount="/tmp", type="tmpfs", source="tmpfs")
+    assert only(run("system.disks", host(filesystems=(full,)))).title.startswith("/tmp (tmpfs) is full")
 
 
 def test_one_full_disk_is_one_finding_whatever_lies_on_it() -> None:
     entries = tuple(
         disk(role=role, path=path, free_bytes=0) for role, path in (("/tmp", "/tmp"), ("cache", "/root/.cache"))
     )
-    found = only(run("system.disks", host(filesystems=entries)))
+    found = only(run("storage.disks", host(filesystems=entries)))
     assert "/tmp, /root/.cache" in found.title and "/dev/sda1" in found.title
 
 
 def test_a_disk_that_could_not_be_asked_is_unknown() -> None:
-    result = run("system.disks", host(filesystems=(disk(), disk(outcome="not-permitted", path="/data"))))
+    result = run("storage.disks", host(filesystems=(disk(), disk(outcome="not-permitted", path="/data"))))
     assert not result.findings and not result.passed and "/data" in result.unknown[0].what
 
 
 def test_hung_mount_is_named_with_its_server() -> None:
     hung = Filesystem("home", "/home/u", "timed-out", mount="/home", type="nfs4", source="nas1:/export/home")
-    found = only(run("system.hung_mounts", host(filesystems=(disk(), hung))))
+    found = only(run("storage.hung_mounts", host(filesystems=(disk(), hung))))
     assert "/home (nfs4 from nas1:/export/home)" in found.title and "rpcinfo -t nas1" in found.fixes[1].command
-    assert not run("system.disks", host(filesystems=(disk(), hung))).findings
+    assert not run("storage.disks", host(filesystems=(disk(), hung))).findings
 
 
 def test_memory() -> None:
@@ -276,7 +295,7 @@ def test_memory() -> None:
 
 def test_limits_of_cgroups_that_are_not_mounted_are_unknown() -> None:
     nowhere = Cgroup(version=0)
-    for rule in ("system.memory", "system.threads", "system.cpus"):
+    for rule in ("system.memory", "limits.threads", "system.cpus"):
         result = run(rule, host(cgroup=nowhere))
         assert not result.passed and result.unknown[0].what == "cgroup limits"
     few = run("system.cpus", host(cgroup=nowhere, processors=Processors(count=64, allowed=8)))
@@ -298,14 +317,14 @@ def test_gpus_that_only_their_device_files_tell_count() -> None:
 def test_what_could_not_be_read_is_unknown() -> None:
     without = {name: limit for name, limit in system().limits.items() if name not in ("nproc", "fsize")}
     for rule, changes, what in (
-        ("threads", {"limits": without}, "limit nproc"),
-        ("threads", {"cgroup": Cgroup(pids_limit=1000)}, "pids.current"),
-        ("memory", {"cgroup": Cgroup(memory_limit_bytes=GIB)}, "memory used"),
-        ("disks", {"filesystems": (disk(read_only=None),)}, "mount options of /tmp"),
+        ("limits.threads", {"limits": without}, "limit nproc"),
+        ("limits.threads", {"cgroup": Cgroup(pids_limit=1000)}, "pids.current"),
+        ("system.memory", {"cgroup": Cgroup(memory_limit_bytes=GIB)}, "memory used"),
+        ("storage.disks", {"filesystems": (disk(read_only=None),)}, "mount options of /tmp"),
     ):
-        result = run(f"system.{rule}", host(**changes))
+        result = run(rule, host(**changes))
         assert not result.passed and [gap.what for gap in result.unknown] == [what], rule
-    result = run("system.limits_differ", {"a": host(limits=without)["a"], "b": host()["a"]})
+    result = run("limits.limits_differ", {"a": host(limits=without)["a"], "b": host()["a"]})
     assert result.passed == ("b",) and {"limit on file size", "limit on processes"} == {g.what for g in result.unknown}
 
 
@@ -362,8 +381,9 @@ def test_every_threshold_says_where_it_comes_from() -> None:
 def test_thresholds_of_the_user(tmp_path: Any) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("nofile.warn: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
-    assert thresholds.value("nofile.warn", thresholds.load(file)) == 4096
-    assert thresholds.value("nofile.fail", thresholds.load(file)) == thresholds.value("nofile.fail")
+    usual = thresholds.value("nofile.fail")
+    with thresholds.using(thresholds.load(file)):
+        assert (thresholds.value("nofile.warn"), thresholds.value("nofile.fail")) == (4096, usual)
     file.write_text("nofile.wran: {value: 4096, unit: files, source: our policy, date: 2026-11-21}\n")
     with pytest.raises(thresholds.ThresholdError, match=r"called .nofile\.wran.; did you mean .nofile\.warn.\?"):
         thresholds.load(file)

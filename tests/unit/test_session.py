@@ -318,6 +318,12 @@ def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
     assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
     session.close()
     assert "--env-setup failed" in reach_of(env_setup="exit 3").detail
+    reach = reach_of(env_setup="export WANDB_API_KEY=canary; echo cannot use --token canary >&2; exit 3")
+    assert (
+        reach.detail
+        == "--env-setup failed: export WANDB_API_KEY=[redacted]; echo cannot use --token [redacted] >&2; exit 3"
+    )
+    assert reach.evidence == ("cannot use --token [redacted]",)
     reach = reach_of(env_setup="source /no/such/activate")
     assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
 

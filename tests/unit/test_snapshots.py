@@ -7,7 +7,9 @@ import pickle
 import shutil
 from pathlib import Path
 
-from nccl_doctor.explain import snapshots
+import pytest
+
+from nccl_doctor.explain import files, snapshots
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
 
@@ -102,3 +104,20 @@ def test_dumps_of_two_jobs_are_kept_apart() -> None:
     paths = [str(path) for name in ("healthy", "operation") for path in sorted((RECORDED / name).glob("rank_?"))]
     proofs, problems = snapshots.read(paths)
     assert not problems and len(proofs) == 1 and proofs[0].ranks == (1,)
+
+
+def test_a_report_from_standard_input_says_what_it_says_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stdin"
+    path.write_text(RAS + RAS)
+    monkeypatch.chdir(tmp_path)
+    told = explain_paths(["stdin"])
+    with path.open() as piped:
+        monkeypatch.setattr("sys.stdin", piped)
+        heard = explain_paths(["-"])
+        monkeypatch.setattr(files, "STDIN_HELD", 10)
+        piped.seek(0)
+        cut = explain_paths(["-"])
+    assert (told.causes, told.next) == (heard.causes, heard.next)
+    assert heard.causes[0].ranks == (2,) and not cut.causes

@@ -78,7 +78,7 @@ def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
     path.write_text("\n".join(machine.topology().splitlines()[:5]))
     done = runner.invoke(cli.app, ["topo", str(path), "--format", "json"])
     data = json.loads(done.stdout)
-    assert data["truncated"] is True
+    assert data["truncated"] is True and done.exit_code == 4
     assert {link["a"] for link in data["links"]} == {"GPU0", "GPU1", "GPU2", "GPU3"}
     assert "NVLink: all 22 pairs that can be read (NV18)" in runner.invoke(cli.app, ["topo", str(path)]).stdout
 

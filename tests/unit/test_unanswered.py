@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.agent.collective.channel import _readable, dialling
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
-from nccl_doctor.rules.collectives import failures
+from nccl_doctor.rules.collective_failures import failures
 
 ADDRESSES = {f"gpu{number:02d}": [f"10.0.0.{number}", "172.17.0.1"] for number in range(1, 5)}
 
@@ -53,7 +53,7 @@ def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]
     for rank in range(ranks):
         places = tuple(f"10.0.0.{other + 1}:40001" for other in dials.get(rank, ()))
         where = Where("process-group", "gloo", 15.0)
-        error = RankError("stuck", "process-group", limit_s=15.0, dialling=places)
+        error = RankError("stuck", dialling=places)
         facts[f"gpu{rank + 1:02d}"] = Collectives(
             f"gpu{rank + 1:02d}", ranks=(RankEnd(rank, where=where, exit=70, error=error),), world=ranks
         )
@@ -100,9 +100,9 @@ def test_a_host_that_rejects_connections_is_guilty_and_not_those_whose_ranks_fai
     for rank in range(4):
         error, killed = None, "a rank on gpu03 had failed"
         if rank in refused:
-            error, killed = RankError("error", "process-group", "RuntimeError", GLOO.format(refused[rank])), ""
+            error, killed = RankError("error", "RuntimeError", GLOO.format(refused[rank])), ""
         elif rank == 0:
-            error = RankError("error", "first-collective", "RuntimeError", CLOSED)
+            error = RankError("error", "RuntimeError", CLOSED)
         end = RankEnd(rank, where=Where("process-group", "gloo", 0.1), exit=1, error=error, killed=killed)
         facts[f"gpu{rank + 1:02d}"] = Collectives(f"gpu{rank + 1:02d}", ranks=(end,), world=4)
     (found,) = failures(facts, None, ADDRESSES)

@@ -506,7 +506,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
         yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
     who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"
-    title = f"Horovod: {who} did not submit tensors that the others wait for"
+    title = f"{who} did not submit tensors that the others wait for (Horovod)"
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 

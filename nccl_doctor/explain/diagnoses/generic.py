@@ -13,6 +13,7 @@ from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
 from nccl_doctor.facts.fold import ranges
@@ -43,7 +44,16 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"mnnvl|fabric handle|imex", "gpu.imex", 0.58, "multi-node NVLink fails"),
     (r"transport/p2p|p2p\.cc|ipc", "gpu.p2p", 0.55, "peer-to-peer set-up fails"),
     (r"nvmlwrap|nvml", "gpu.driver", 0.52, "NVML fails"),
-    (r"graph/|topo|xml", "env.bad-nccl-var", 0.45, "NCCL's topology detection fails"),
+    (
+        r"XML (?:Parse|Mismatch|Topology|Graph|Import|Export)|XML \w+ file|FORCE_MERGE|fused NIC|graph/tuning",
+        "env.bad-nccl-var",
+        0.45,
+        "NCCL cannot use the topology or tuning that it was given",
+    ),
+    # What is left of graph/ reads /sys and asks NVML.
+    (r"graph/|topo|xml", "sys.container", 0.45, "NCCL cannot make out this machine as /sys shows it here"),
+    # NCCL goes on without DMA-BUF and cuMem; before 2.18 it joined the value and "libcuda.so" without a slash.
+    (r"NCCL_CUDA_PATH='?/", "env.bad-nccl-var", 0.45, "NCCL_CUDA_PATH does not lead to the driver's libcuda.so"),
     (r"cudawrap|CUDA driver|prior to CUDA", "gpu.driver", 0.56, "the driver lacks what NCCL asks of it"),
     (r"alloc\w* (?:failed|returned null)|alloc\([^)]*\) returned null", "sys.host-oom", 0.5, "NCCL got no host memory"),
     (r"IP family|valid .*pair|address info", "net.hostname-resolution", 0.5, "an address cannot be read or resolved"),
@@ -219,6 +229,11 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "a peer or the network to it went away",
         ("net.peer-lost", "ib.retry-exceeded"),
     ),
+    (
+        r"Proxy Call to rank \d+ failed \(Connect\)",
+        "NCCL's proxy could not connect to a peer",
+        ("net.wrong-interface", "net.firewall", "ib.qp-connect"),
+    ),
 )
 # ncclResult_t on its way up -> what it means and what it points to
 _TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
@@ -257,12 +272,12 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
                 yield Candidate(cause, 0.34, title, [hit], ranks_of([hit]))
                 break
-    for hit in case.hits("nccl-error-text"):
+    hits = case.hits("proxy-failed", "nccl-error-text")
+    for hit in hits:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
                 for nth, cause in enumerate(causes):
-                    strength = 0.3 - 0.02 * nth
-                    yield Candidate(cause, strength, phrase, case.hits("nccl-error-text"))
+                    yield Candidate(cause, 0.38 - 0.02 * nth, phrase, [hit, *hits])
                 return
 
 
@@ -310,6 +325,31 @@ def no_peer_access(case: Case) -> Iterable[Candidate]:
     if without and complaint and not case.has("channel-net"):
         title = "GPUs have no peer-to-peer access: their data goes through host memory"
         yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])
+
+
+# The innermost frames of every crash: the handler, and what raised the signal.
+_PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|libgcc_s|linux-vdso)\b")
+# What programs are built upon: that one of these crashed tells nothing of whose fault it is.
+_FOUNDATION = re.compile(
+    r"nccl|cuda|cudnn|cublas|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|hcoll|sharp|torch|c10|tensorflow|jax|python",
+    re.IGNORECASE,
+)
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+
+
+@diagnosis
+def crash_in_own_code(case: Case) -> Iterable[Candidate]:
+    """The innermost frame of a crash that is neither the system's nor of a library that such programs are built upon is the
+    program's own. Memory that something else had corrupted is rare, and looks the same."""
+    for row in case.hits("crash-stack-rows"):
+        frame = _NATIVE_FRAME.search(row.text)
+        name = frame.group(1).rpartition("/")[2] if frame else ""
+        if not name or _PLUMBING.match(name):
+            continue
+        if not _FOUNDATION.search(name):
+            title = f"a process crashed in {name}, the program's own code"
+            yield Candidate("app.rank-exception", 0.56, title, [row, *case.hits("segfault", "crash-handler")[:3]])
+        return
 
 
 @diagnosis
@@ -383,21 +423,25 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
     strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
     ranks = silent or ranks
+    ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
+    hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
     own_words = gave_up(case, ranks)
     said = own_words or gave_up(case, None)
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
         return
-    who = f"rank {min(ranks)}" if len(ranks) == 1 else "a worker"
-    title = f"{who} ended with exit code {max(own)}; what it said is not in these logs"
+    who, code = "a worker", max(own)
+    if len(ranks) == 1:
+        who, code = f"rank {min(ranks)}", case.exits.get(min(ranks), code)
+    title = f"{who} ended with exit code {code}; what it said is not in these logs"
     # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there.
     other = 0.46 if own == {2} else 0.25
     yield Candidate("app.rank-exception", strength, title, hits, ranks)
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "timeout-frame")
+_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
 _WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 

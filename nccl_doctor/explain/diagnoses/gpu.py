@@ -256,6 +256,18 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_switch_to_manage(case: Case) -> Iterable[Candidate]:
+    """The fabric manager ends because the driver knows no NVSwitch. Without NVSwitches (PCIe cards, bridges between pairs)
+    none is needed; on a machine that has them they are not seen, which 'lspci | grep -i nvswitch' tells."""
+    hits = case.hits("no-switch-to-manage")
+    if hits and case.has("fabric-manager"):
+        title = (
+            "the fabric manager finds no NVSwitch: needless on a machine without any, else the switches are not seen"
+        )
+        yield Candidate("gpu.fabric-manager", 0.45, title, hits, hosts=hosts_of(hits))
+
+
+@diagnosis
 def nvls_setup(case: Case) -> Iterable[Candidate]:
     """A multicast call of NVLink SHARP (NVLS) fails while a communicator is set up: the fabric manager or the switches.
 

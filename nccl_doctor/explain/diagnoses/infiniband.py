@@ -157,6 +157,16 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
+    """rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever
+    state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
+    hits = case.hits("verbs-abi")
+    if hits:
+        title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
+        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), final=True)
+
+
+@diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [
@@ -164,10 +174,11 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
     ]
     unsaid = case.hits("reg-mr-unsaid")
     if unsaid:
-        title = "memory cannot be registered with the adapter" + (
-            ", and the locked-memory limit is small" * bool(values)
-        )
-        yield Candidate("ib.memlock", 0.88 if values else 0.58, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
+        queues = [hit for hit in unsaid if "create_" in hit.text]
+        title = "a queue of the adapter cannot be created" if queues else "memory cannot be registered with the adapter"
+        title += ", and the locked-memory limit is small" * bool(values)
+        strength = 0.88 if values else 0.66 if queues else 0.58
+        yield Candidate("ib.memlock", strength, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
         yield Candidate(
             "ib.memlock",
@@ -203,7 +214,7 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
         yield Candidate("ib.gdr", 0.66, title, hits, *who)
     elif access:
         yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
-    elif hits:
+    elif other or (events and not case.has("ib-local-protection")):
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
         title = "the two ends of a RoCE path have different MTUs"  # if RoCE it is
         yield Candidate("net.mtu", 0.45 if infiniband else 0.6 if _roce(case) else 0.56, title, hits, *who)
@@ -279,7 +290,7 @@ def adapter_is_full(case: Case) -> Iterable[Candidate]:
 def only_flushed(case: Case) -> Iterable[Candidate]:
     """Only flushed requests (status 5) are in sight: the queue pair failed before, and what failed it is in no line here."""
     hits = case.hits("ib-flush")
-    if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error"):
+    if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error", "adapter-failed"):
         return
     for cause, strength, phrase in (
         ("ib.retry-exceeded", 0.46, "requests were flushed after the connection to a peer had failed"),

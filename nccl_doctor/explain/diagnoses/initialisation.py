@@ -104,6 +104,27 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
+_SAME_FOR_ALL = frozenset(("localhost", "localhost.localdomain"))
+
+
+@diagnosis
+def one_gpu_for_two_ranks(case: Case) -> Iterable[Candidate]:
+    """Two processes of one host begin the same communicator on the same GPU (bus id), and it never completes: NCCL takes
+    one rank per GPU. Its warning need not be in the log."""
+    begun: dict[tuple[str, str, str], dict[str, Hit]] = {}
+    for hit in case.hits("nccl-init-start"):
+        gpu = _BUS_ID.search(hit.text)
+        if gpu and hit.host and hit.pid and hit.host not in _SAME_FOR_ALL:
+            begun.setdefault((hit.host, hit.groups.get("comm", ""), gpu[1]), {})[hit.groups["rank"]] = hit
+    for (host, *_), ranks in begun.items():
+        hits = list(ranks.values())
+        if len({hit.pid for hit in hits}) > 1 and not case.has("nccl-init-complete"):
+            title = f"ranks {', '.join(ranks)} begin on the same GPU of {host}"
+            yield Candidate("gpu.duplicate", 0.72, title, hits, *speakers(hits))
+            return
+
+
+_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
 
 
@@ -155,14 +176,20 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
         yield Candidate("launch.world-size", 0.86, title, [*itertools.chain(*together)], final=True)
 
 
+IF_IT_HANGS = 0.22  # nothing says that it does
 _CONNECTING = "the ranks began to initialise NCCL and none ended it: they hang while they connect"
 
 
 def _idle_after(case: Case) -> Iterable[Candidate]:
-    """NCCL was initialised, nothing was done with it, and somebody interrupted that: the first transfer never arrived."""
+    """NCCL was initialised and nothing is said to be done with it: where somebody interrupted that, or where the job hangs,
+    the first transfer never arrived."""
+    began = case.hits("nccl-init-start", "nccl-init-complete")[:2]
     if case.course.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
-        yield from _stuck(case, phrase, _IDLE_NET, case.hits("nccl-init-start", "nccl-init-complete")[:2])
+        yield from _stuck(case, phrase, _IDLE_NET, began)
+    elif case.course.only_began:
+        phrase = "if the job stands still after NCCL was initialised: data does not pass"
+        yield from _stuck(case, phrase, _IDLE_NET, began, IF_IT_HANGS)
 
 
 def _connecting(case: Case) -> tuple[str, list[Hit]]:
@@ -171,12 +198,14 @@ def _connecting(case: Case) -> tuple[str, list[Hit]]:
     return ("NCCL gave up while it connected its channels", failed[:3]) if failed else (_CONNECTING, [])
 
 
-def _stuck(case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit]) -> Iterable[Candidate]:
+def _stuck(
+    case: Case, phrase: str, over_net: tuple[str, ...], began: list[Hit], strength: float = 0.42
+) -> Iterable[Candidate]:
     where = "between the hosts" if case.between_hosts else "between the GPUs of the host"
     stacks = case.hits("stack-main-rows", "stack-frame")
     hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
     for place, cause in enumerate(over_net if case.between_hosts else _between_gpus(case)):
-        yield Candidate(cause, 0.42 - 0.03 * place, f"{phrase} {where}", hits)
+        yield Candidate(cause, strength - 0.03 * place, f"{phrase} {where}", hits)
 
 
 def _between_gpus(case: Case) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
-    r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy)"
+    r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy|ip6tnl|sit\d|gre\d|vxlan)"
 )
-_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused")
+_UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused", "connect-aborted")
 _FAILING = (
     *_UNREACHABLE,
     "connect-gave-up",
@@ -99,8 +99,13 @@ def _joined_across_hosts(case: Case) -> bool:
 @diagnosis
 def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
+    called = case.hits("mpi-daemon-address") if case.has("mpi-connect") else []
+    alone = [hit for hit in called if re.fullmatch(r"[\d.]+:\d+.*", hit.groups["addresses"])]
     hits = case.hits(*_UNREACHABLE)
     odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
+    if any(is_local_only(hit.groups["addresses"]) for hit in alone):
+        title = f"mpirun calls its daemons back to {alone[0].groups['addresses'][:40]}, an address that exists only inside its host"
+        yield Candidate("net.wrong-interface", 0.8, title, [*alone[:2], *case.hits("mpi-connect")[:2]])
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
         yield Candidate(
             "net.wrong-interface",
@@ -109,6 +114,18 @@ def connect_target(case: Case) -> Iterable[Candidate]:
             [*odd, *case.hits("bootstrap-using")[:4]],
             ranks_of(odd),
         )
+
+
+@diagnosis
+def first_attempt_failed(case: Case) -> Iterable[Candidate]:
+    """NCCL 2.12 to 2.23 calls connect() again on a socket whose first attempt failed, and the system answers ECONNABORTED
+    ('Software caused connection abort'): whether the peer had refused or nobody had answered is lost."""
+    hits = case.hits("connect-aborted")
+    if hits:
+        address = hits[0].groups["address"][:60]
+        title = f"the first attempt to connect to {address} was not answered (a firewall, a wrong address)"
+        yield Candidate("net.firewall", 0.56, title, hits, *speakers(hits))
+        yield Candidate("net.peer-lost", 0.5, "it was refused, because nobody listens there (any more)", hits)
 
 
 _OWN_ADDRESS = re.compile(r"\[\d+\](?P<interface>[^\s:]+):(?P<address>\S+?)<\d+>")
@@ -159,10 +176,29 @@ def comm_id_address(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def foreign_program(case: Case) -> Iterable[Candidate]:
+    """What connected to a port of NCCL spoke first, and in letters: a port scanner, a probe or a scraper of metrics.
+
+    NCCL drops such a connection. A job that hangs from then on met a release that waits for its rest.
+    """
+    for hit in case.hits("nccl-magic"):
+        told = int(hit.groups["got"], 16).to_bytes(8, "little").rstrip(b"\0")
+        if len(told) > 3 and all(32 <= byte < 127 for byte in told):
+            title = f"a program that is not NCCL connected to one of its ports: it said {told.decode()!r}"
+            yield Candidate("sw.nccl-bug", 0.46, title, [hit], *speakers([hit]))
+            return
+
+
+@diagnosis
 def interface_filter(case: Case) -> Iterable[Candidate]:
     """No interface matches, and the variable that filters is known: say its value; exclusion lists that let lo through."""
     value = case.value("NCCL_SOCKET_IFNAME")
+    chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
+    chosen_lo += [hit for hit in case.hits("net-socket-using") if hit.groups["interfaces"].startswith("[0]lo:")]
     if value is None:
+        if chosen_lo and case.nodes != 1 and case.course.unfinished:
+            title = "NCCL begins with loopback, which no other host can reach: an exclusion list lets lo through"
+            yield Candidate("net.wrong-interface", 0.47, title, chosen_lo, *speakers(chosen_lo))
         return
     hits = case.env["NCCL_SOCKET_IFNAME"]
     if case.has("no-socket-interface"):
@@ -174,7 +210,6 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
             case.ranks("no-socket-interface"),
             case.hosts_of("no-socket-interface"),
         )
-    chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
     if chosen_lo and value.startswith("^") and case.nodes != 1:
         yield Candidate(
             "net.wrong-interface",
@@ -218,6 +253,10 @@ _EFA_GONE = re.compile(
     re.IGNORECASE,
 )
 _EFA_SILENT = re.compile(r"handshake failed|\b4126\b", re.IGNORECASE)
+# 5, 7 and 14, in older words too: an adapter answers, and what it was asked for is not registered (any more).
+_EFA_REFUSED = re.compile(
+    r"memory registration is invalid|Invalid (?:address|lkey)\b|No valid address handle", re.IGNORECASE
+)
 _EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
@@ -249,6 +288,12 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
             gone,
             *speakers(gone),
         )
+    refused = [hit for hit in hits if _EFA_REFUSED.search(hit.text)]
+    if refused and not never and not gone:
+        title = "an EFA request was refused: memory that is registered no more, or not for this"
+        for cause, strength in (("net.plugin", 0.47), ("net.peer-lost", 0.43)):
+            yield Candidate(cause, strength, title, refused, *speakers(refused))
+        return
     passed_once = case.has("progress")  # the job's steps went over it
     if passed_once and not gone:
         title = "an EFA peer is reached no more, after steps that went well: its process or its node may be gone"
@@ -340,9 +385,13 @@ def different_networks(case: Case) -> Iterable[Candidate]:
     lacking = used.get("Socket", {})
     others = {name: hosts for name, hosts in used.items() if name != "Socket" and hosts.keys() - lacking.keys()}
     clash = [hit for hit in case.hits("net-types-differ") if {hit.groups["got"], hit.groups["wanted"]} == {"3", "4"}]
-    if not (lacking and others) and not clash:
-        return
     failing = case.has(*_FAILING) or case.course.unfinished
+    if not (lacking and others) and not clash:
+        if len(others) > 1 and not lacking and len(set().union(*others.values())) == sum(map(len, others.values())):
+            title = f"hosts use different network code ({' and '.join(sorted(others))}): a plugin is loaded on a part of them"
+            lines = [hit for hosts in others.values() for hit in list(hosts.values())[:2]]
+            yield Candidate("net.plugin", 0.66 if failing else 0.45, title, lines, hosts=hosts_of(lines))
+        return
     verbs = not others or any(name.startswith("IB") for name in others)
     lines = [hit for hosts in ({"Socket": lacking} | others).values() for hit in list(hosts.values())[:2]]
     yield Candidate(
@@ -364,7 +413,7 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     """
     hits = [
         hit
-        for hit in case.hits("connect-noroute", "connect-timeout", "connect-refused", "connect-retry")
+        for hit in case.hits(*_UNREACHABLE, "connect-retry")
         if (address := address_of(hit.groups.get("address", ""))) is not None
         and address.version == 6
         and address.ipv4_mapped is None
@@ -374,7 +423,9 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
     local = [hit for hit in case.hits("bootstrap-using") if is_unroutable(hit.groups["address"])]
     # No name resolves to a link-local address: the peer's own NCCL advertised it.
     advertised = [
-        hit for hit in case.hits("connect-noroute", "connect-timeout") if is_unroutable(hit.groups.get("address", ""))
+        hit
+        for hit in case.hits("connect-noroute", "connect-timeout", "connect-aborted")
+        if is_unroutable(hit.groups.get("address", ""))
     ]
     if not local and not advertised:
         yield Candidate(

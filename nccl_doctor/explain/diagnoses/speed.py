@@ -224,18 +224,29 @@ _GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of
 @diagnosis
 def slow_interface(case: Case) -> Iterable[Candidate]:
     """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that an interface has no more than gigabit Ethernet."""
-    told = case.hits("link-speed")
     used = {name for hit in case.hits("net-socket-using") for name in _SOCKET_INTERFACE.findall(hit.text)}
-    asked = {hit.line + 1: hit.groups["interface"] for hit in case.hits("ethtool-asked")}
-    told = [hit for hit in told if not used or asked.get(hit.line, "") in {"", *used}]
-    speeds = [hit for hit in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
-    if any("gigabits" in hit.groups or float(hit.groups.get("speed") or 0) > _GIGABIT for hit in told):
+    told = [(hit, _asked_of(case, hit)) for hit in case.hits("link-speed")]
+    told = [(hit, interface) for hit, interface in told if not used or interface in {"", *used}]
+    speeds = [hit for hit, _ in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
+    fast = [pair for pair in told if "gigabits" in pair[0].groups or float(pair[0].groups.get("speed") or 0) > _GIGABIT]
+    if fast and not all(interface in used for _, interface in told):
         return  # which of them the job uses is not told
     sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
     if speeds and (sockets or case.has("gloo-connected", "net-socket-using")):
         title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
         proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
         yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
+
+
+_ETHTOOL = 30  # lines: what it prints of an interface before the speed
+
+
+def _asked_of(case: Case, speed: Hit) -> str:
+    """The interface whose speed a line tells; empty where that is not told."""
+    asked = [
+        hit for hit in case.hits("ethtool-asked") if hit.file == speed.file and 0 < speed.line - hit.line <= _ETHTOOL
+    ]
+    return asked[-1].groups["interface"] if asked else ""
 
 
 _PART = re.compile(r"\b([a-z][a-z_-]*): ?(\d+(?:\.\d+)?)")

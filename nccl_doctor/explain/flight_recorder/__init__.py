@@ -5,34 +5,18 @@
 often, whose dump is missing, and where nothing but the network or a GPU is left.
 """
 
-from nccl_doctor.explain.flight_recorder.compare import Conclusion, Kind, compare
-from nccl_doctor.explain.flight_recorder.dump import (
-    Dump,
-    Entry,
-    FlightRecorderRefused,
-    Frame,
-    ProcessGroup,
-    State,
-    collect,
-    rank_of_file,
-    read,
-    thin,
-)
-from nccl_doctor.explain.kinds import looks_like_dump
+from nccl_doctor.explain.flight_recorder.compare import compare
+from nccl_doctor.explain.flight_recorder.conclusion import Conclusion, Kind
+from nccl_doctor.explain.flight_recorder.dump import Dump, FlightRecorderRefused, State, collect, rank_of_file, read
 
 __all__ = [
     "Conclusion",
     "Dump",
-    "Entry",
     "FlightRecorderRefused",
-    "Frame",
     "Kind",
-    "ProcessGroup",
     "State",
     "collect",
     "compare",
-    "looks_like_dump",
     "rank_of_file",
     "read",
-    "thin",
 ]

@@ -7,52 +7,19 @@ was seen to go on with other collectives.
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Mapping
 
-import msgspec
-
-from nccl_doctor.explain.flight_recorder.dump import Dump, Entry, State
-from nccl_doctor.explain.model import Proof
-from nccl_doctor.facts.fold import ranges
+from nccl_doctor.explain.flight_recorder.conclusion import MISMATCH, QUOTED, STRAGGLER, Conclusion, Kind, folded, quote
+from nccl_doctor.explain.flight_recorder.dump import Dump, State
+from nccl_doctor.explain.flight_recorder.groups import Call, Group, collate
+from nccl_doctor.explain.flight_recorder.point_to_point import point_to_point
 from nccl_doctor.findings.model import Evidence
 
-
-class Kind(enum.Enum):
-    """What a comparison of dumps found, in the order in which conclusions are listed."""
-
-    OPERATION_MISMATCH = "operation-mismatch"
-    DTYPE_MISMATCH = "dtype-mismatch"
-    SIZE_MISMATCH = "size-mismatch"
-    GROUP_ORDER = "group-order"
-    P2P_CYCLE = "p2p-cycle"
-    EXTRA_CALL = "extra-call"
-    NEVER_CALLED = "never-called"
-    P2P_UNMATCHED = "p2p-unmatched"
-    NO_DUMP = "no-dump"
-    PARTLY_DONE = "partly-done"
-    ALL_WAITING = "all-waiting"
-
-
-class Conclusion(Proof, frozen=True, kw_only=True):
-    """One thing the dumps prove, or narrow down. The ranks ``waiting`` are held up by the ``ranks`` to blame."""
-
-    source: str = "flight-recorder"
-    kind: Kind
-    waiting: tuple[int, ...] = ()
-    group: str = ""
-    sequence: int | None = None
-
-
-_MISMATCH = "app.collective-mismatch"
-_STRAGGLER = "app.straggler-timeout"
 _HARDWARE = ("ib.retry-exceeded", "net.firewall", "gpu.p2p", "gpu.fell-off-bus", "gpu.nvlink")
 _SAME_CALLS = (
     "make every rank of the group issue the same collectives, in the same order, with the same shapes and dtypes"
 )
 _ORDER = {kind: position for position, kind in enumerate(Kind)}
-_QUOTED = 4  # ranks quoted per side; the title names all of them
 
 
 def compare(dumps: Mapping[int, Dump]) -> list[Conclusion]:
@@ -61,7 +28,7 @@ def compare(dumps: Mapping[int, Dump]) -> list[Conclusion]:
     An empty list says that nothing recorded is unfinished or different, which is no proof of health: with a ring that
     was too short, or a rank that hangs outside collectives, it looks the same.
     """
-    groups = _collate(dumps)
+    groups = collate(dumps)
     found: list[Conclusion] = []
     for group in groups:
         mismatch = _first_mismatch(group)
@@ -69,133 +36,16 @@ def compare(dumps: Mapping[int, Dump]) -> list[Conclusion]:
     crossed, told = _group_order(groups)  # such ranks "never called" the other's group: one story, told once
     found = [item for item in found if item.group not in told or item.kind not in (Kind.NEVER_CALLED, Kind.EXTRA_CALL)]
     found.extend(crossed)
-    found.extend(_point_to_point(dumps))
+    found.extend(point_to_point(dumps))
     return sorted(found, key=lambda item: (_ORDER[item.kind], item.group, item.sequence or 0, item.ranks))
-
-
-def folded(ranks: tuple[int, ...] | list[int]) -> str:
-    """Ranks as text: ``rank 3``, ``ranks 0-2,7``."""
-    return f"rank{'s' if len(set(ranks)) != 1 else ''} {ranges(ranks)}"
-
-
-# One group over all ranks.
-
-_DEFAULT_GROUP = "0"  # torch's name of the group that init_process_group makes; backend gloo records no members for it
-
-
-class _Call(msgspec.Struct, frozen=True):
-    """What must agree between the ranks of one collective: operation, dtypes, number of elements."""
-
-    operation: str
-    dtypes: tuple[str, ...] = ()
-    elements: int = -1  # -1: not compared for this operation
-
-
-class _Group:
-    """One process group over all dumps: who recorded what under which sequence number."""
-
-    def __init__(self, label: str, members: tuple[int, ...] | None) -> None:
-        self.label = label
-        self.members = members  # global ranks; None where the dumps do not say
-        self.entries: dict[int, dict[int, list[Entry]]] = {}  # rank -> sequence number -> entries
-        self.sources: dict[int, str] = {}
-
-    @property
-    def ranks(self) -> list[int]:
-        """The members whose dumps are there."""
-        return sorted(self.entries)
-
-    def last(self, rank: int) -> int:
-        """The newest sequence number the rank recorded; 0 if none."""
-        return max(self.entries[rank], default=0)
-
-    def call(self, rank: int, sequence: int) -> tuple[_Call, ...]:
-        return tuple(_call(entry) for entry in self.entries[rank].get(sequence, ()))
-
-    def has(self, rank: int, sequence: int) -> bool:
-        return sequence in self.entries[rank]
-
-    def state(self, rank: int, sequence: int) -> State:
-        """Waiting if any part of the (perhaps coalesced) work waits; completed only if all of it is."""
-        states = {entry.proven_state for entry in self.entries[rank][sequence]}
-        return next((state for state in (State.WAITING, State.UNKNOWN) if state in states), State.COMPLETED)
-
-    def quote(self, rank: int, sequence: int) -> Evidence:
-        """One recorded work as one line, in the dump's own words."""
-        entry = self.entries[rank][sequence][0]
-        return _quote(entry, rank, self.sources[rank])
-
-
-def _collate(dumps: Mapping[int, Dump]) -> list[_Group]:
-    """Sort the collectives of all dumps into groups. Two groups may bear one name: then the members tell them apart."""
-    groups: dict[tuple[str, tuple[int, ...] | None], _Group] = {}
-    for rank in sorted(dumps):
-        members = {group.name: group.ranks for group in dumps[rank].groups}
-        for entry in dumps[rank].entries:
-            if not entry.is_collective:
-                continue
-            name, description = entry.process_group
-            key = (name, members.get(name))
-            if key not in groups:
-                groups[key] = _Group(_label(name, description), members.get(name))
-            group = groups[key]
-            group.sources[rank] = dumps[rank].source
-            group.entries.setdefault(rank, {}).setdefault(entry.collective_seq_id, []).append(entry)
-    for (name, members_of), group in groups.items():
-        everyone = name == _DEFAULT_GROUP and members_of is None
-        for rank in dumps if everyone else members_of or ():
-            if rank in dumps:
-                group.entries.setdefault(rank, {})
-                group.sources.setdefault(rank, dumps[rank].source)
-    return [groups[key] for key in sorted(groups, key=str)]
-
-
-def _label(name: str, description: str) -> str:
-    return f"process group {name}" + (f" ({description})" if description not in ("", "undefined") else "")
-
-
-# Where the number of elements must be equal on all ranks, and on which side to count it. all_to_all may be uneven,
-# gather and scatter have tensors on the root only, and all_gather of a list may be uneven as long as its whole output
-# agrees.
-_COUNT_INPUT = ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base")
-_COUNT_OUTPUT = ("all_gather", "allgather", "_all_gather_base", "all_gather_into_tensor_coalesced")
-
-
-def _call(entry: Entry) -> _Call:
-    if entry.operation in _COUNT_INPUT:
-        return _Call(entry.operation, entry.input_dtypes, sum(map(_count, entry.input_sizes)))
-    if entry.operation in _COUNT_OUTPUT:
-        return _Call(entry.operation, entry.output_dtypes, sum(map(_count, entry.output_sizes)))
-    return _Call(entry.operation)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product
-
-
-def _quote(entry: Entry, rank: int, source: str) -> Evidence:
-    number = f"collective_seq_id={entry.collective_seq_id}" if entry.is_collective else f"p2p_seq_id={entry.p2p_seq_id}"
-    sizes = ", ".join(str(list(size)) for size in entry.input_sizes[:4]) + (
-        ", ..." if len(entry.input_sizes) > 4 else ""
-    )
-    text = f"rank {rank}: {entry.profiling_name} {number} input_sizes=[{sizes}]"
-    if entry.input_dtypes:
-        text += f" input_dtypes=[{', '.join(sorted(set(entry.input_dtypes)))}]"
-    text += f" state={entry.state}"
-    if entry.caller:
-        text += f" at {entry.caller}"
-    return Evidence(text, source=source, rank=rank)
 
 
 # Mismatches: two ranks recorded different things under one number.
 
 
-def _first_mismatch(group: _Group) -> Conclusion | None:
+def _first_mismatch(group: Group) -> Conclusion | None:
     for sequence in sorted({number for rank in group.ranks for number in group.entries[rank]}):
-        sides: dict[tuple[_Call, ...], list[int]] = {}
+        sides: dict[tuple[Call, ...], list[int]] = {}
         for rank in group.ranks:
             if group.has(rank, sequence):
                 sides.setdefault(group.call(rank, sequence), []).append(rank)
@@ -204,30 +54,29 @@ def _first_mismatch(group: _Group) -> Conclusion | None:
     return None
 
 
-def _mismatch(group: _Group, sequence: int, sides: dict[tuple[_Call, ...], list[int]]) -> Conclusion:
+def _mismatch(group: Group, sequence: int, sides: dict[tuple[Call, ...], list[int]]) -> Conclusion:
     by_size = sorted(sides.items(), key=lambda item: (-len(item[1]), item[1]))
     majority = by_size[0][1]
     odd = sorted(rank for _, ranks in by_size[1:] for rank in ranks)
     nobody_is_odd = len(by_size[1][1]) == len(majority)
     kind = _difference(by_size[0][0], by_size[1][0])
-    shown = "; ".join(f"{folded(ranks)} {_describe(call, kind)}" for call, ranks in by_size[:_QUOTED])
+    shown = "; ".join(f"{folded(ranks)} {_describe(call, kind)}" for call, ranks in by_size[:QUOTED])
     shift = "" if nobody_is_odd else _shift(group, sequence, majority[0], odd[0])
-    quoted = [*odd[:_QUOTED], majority[0]]
+    quoted = [*odd[:QUOTED], majority[0]]
     return Conclusion(
         kind=kind,
         title=f"{group.label}, collective {sequence} differs: {shown}" + (f"; {shift}" if shift else ""),
         evidence=tuple(group.quote(rank, sequence) for rank in quoted),
-        cause=_MISMATCH,
+        cause=MISMATCH,
         confidence=0.97,
         ranks=tuple(sorted([*odd, *majority])) if nobody_is_odd else tuple(odd),
-        waiting=() if nobody_is_odd else tuple(majority),
         group=group.label,
         sequence=sequence,
         next=_SAME_CALLS,
     )
 
 
-def _difference(first: tuple[_Call, ...], second: tuple[_Call, ...]) -> Kind:
+def _difference(first: tuple[Call, ...], second: tuple[Call, ...]) -> Kind:
     if [call.operation for call in first] != [call.operation for call in second]:
         return Kind.OPERATION_MISMATCH
     if [call.dtypes for call in first] != [call.dtypes for call in second]:
@@ -235,7 +84,7 @@ def _difference(first: tuple[_Call, ...], second: tuple[_Call, ...]) -> Kind:
     return Kind.SIZE_MISMATCH
 
 
-def _describe(calls: tuple[_Call, ...], kind: Kind) -> str:
+def _describe(calls: tuple[Call, ...], kind: Kind) -> str:
     call = calls[0]
     if kind is Kind.OPERATION_MISMATCH:
         return "+".join(item.operation for item in calls[:4])
@@ -247,7 +96,7 @@ def _describe(calls: tuple[_Call, ...], kind: Kind) -> str:
 _SHIFTS = range(1, 9)
 
 
-def _shift(group: _Group, sequence: int, common: int, odd: int) -> str:
+def _shift(group: Group, sequence: int, common: int, odd: int) -> str:
     """Whether the odd rank's calls are the others' calls moved by some places: it left calls out, or added some.
 
     Two equal calls in a row are asked for, since training loops repeat themselves; otherwise nothing is said.
@@ -264,7 +113,7 @@ def _calls(number: int) -> str:
     return f"{number} call{'s' if number > 1 else ''}"
 
 
-def _moved(group: _Group, sequence: int, ahead: int, behind: int, places: int) -> bool:
+def _moved(group: Group, sequence: int, ahead: int, behind: int, places: int) -> bool:
     pairs = [
         (group.call(behind, number), group.call(ahead, number + places))
         for number in range(sequence, group.last(behind) + 1)
@@ -278,7 +127,7 @@ def _moved(group: _Group, sequence: int, ahead: int, behind: int, places: int) -
 # Equal calls, but not by all ranks, or not finished.
 
 
-def _frontier(group: _Group) -> int | None:
+def _frontier(group: Group) -> int | None:
     """The first sequence number that a rank waits in; where states are unknown, the first that not all ranks have."""
     common = min(map(group.last, group.ranks), default=0)
     return min(
@@ -292,7 +141,7 @@ def _frontier(group: _Group) -> int | None:
     )
 
 
-def _stuck(group: _Group, dumps: Mapping[int, Dump]) -> list[Conclusion]:
+def _stuck(group: Group, dumps: Mapping[int, Dump]) -> list[Conclusion]:
     sequence = _frontier(group)
     if sequence is None:
         return []
@@ -312,7 +161,7 @@ def _stuck(group: _Group, dumps: Mapping[int, Dump]) -> list[Conclusion]:
 
 
 def _not_called(
-    group: _Group, sequence: int, waiting: list[int], behind: list[int], dumps: Mapping[int, Dump]
+    group: Group, sequence: int, waiting: list[int], behind: list[int], dumps: Mapping[int, Dump]
 ) -> Conclusion:
     """Some ranks wait in a collective that the others have not called. The fewer of the two are the odd ones."""
     entry = group.entries[waiting[0]][sequence][0]
@@ -327,29 +176,28 @@ def _not_called(
         title += f"; {folded(went_on)} went on with later collectives of other groups instead"
     decided = bool(extra or went_on)
     blamed = waiting if extra else behind
-    quoted = [group.quote(rank, sequence) for rank in waiting[:_QUOTED]]
-    quoted += [_newest(group, rank, dumps[rank]) for rank in behind[:_QUOTED]]
+    quoted = [group.quote(rank, sequence) for rank in waiting[:QUOTED]]
+    quoted += [_newest(group, rank, dumps[rank]) for rank in behind[:QUOTED]]
     return Conclusion(
         kind=Kind.EXTRA_CALL if extra else Kind.NEVER_CALLED,
         title=title,
         evidence=tuple(quoted),
-        cause=_MISMATCH if decided else "",
-        candidates=(_MISMATCH, "app.uneven-inputs") if decided else (_STRAGGLER, _MISMATCH, "app.uneven-inputs"),
+        cause=MISMATCH if decided else "",
+        candidates=(MISMATCH, "app.uneven-inputs") if decided else (STRAGGLER, MISMATCH, "app.uneven-inputs"),
         confidence=0.85 if decided else 0.5,
         ranks=tuple(blamed),
-        waiting=tuple(behind if extra else waiting),
         group=group.label,
         sequence=sequence,
         next=_SAME_CALLS if decided else f"read the log and take the stack (py-spy dump --pid PID) of {folded(behind)}",
     )
 
 
-def _newest(group: _Group, rank: int, dump: Dump) -> Evidence:
+def _newest(group: Group, rank: int, dump: Dump) -> Evidence:
     """Where a rank that is behind was last seen: its newest work in this group, or in any, or nowhere."""
     if group.entries[rank]:
         return group.quote(rank, group.last(rank))
     if dump.entries:
-        return _quote(max(dump.entries, key=lambda entry: entry.record_id), rank, dump.source)
+        return quote(max(dump.entries, key=lambda entry: entry.record_id), rank, dump.source)
     return Evidence(f"rank {rank}: no entries recorded", source=dump.source, rank=rank)
 
 
@@ -357,7 +205,7 @@ def _newest_time(dump: Dump) -> int:
     return max((entry.time_created_ns for entry in dump.entries), default=0)
 
 
-def _no_dump(group: _Group, sequence: int, waiting: list[int], absent: list[int], *, blamed: bool) -> Conclusion:
+def _no_dump(group: Group, sequence: int, waiting: list[int], absent: list[int], *, blamed: bool) -> Conclusion:
     operation = group.entries[waiting[0]][sequence][0].operation
     title = (
         f"no dump of {folded(absent)}; {folded(waiting)} hang in {operation} (collective {sequence} of {group.label})"
@@ -365,18 +213,17 @@ def _no_dump(group: _Group, sequence: int, waiting: list[int], absent: list[int]
     return Conclusion(
         kind=Kind.NO_DUMP,
         title=title,
-        evidence=tuple(group.quote(rank, sequence) for rank in waiting[:_QUOTED]),
-        candidates=("app.rank-exception", "net.peer-lost", _STRAGGLER, _MISMATCH),
+        evidence=tuple(group.quote(rank, sequence) for rank in waiting[:QUOTED]),
+        candidates=("app.rank-exception", "net.peer-lost", STRAGGLER, MISMATCH),
         confidence=0.6 if blamed else 0.3,
         ranks=tuple(absent),
-        waiting=tuple(waiting),
         group=group.label,
         sequence=sequence,
         next=f"read the log of {folded(absent)}: a rank that died or lost its host leaves no dump",
     )
 
 
-def _all_called(group: _Group, sequence: int, waiting: list[int], finished: list[int]) -> Conclusion:
+def _all_called(group: Group, sequence: int, waiting: list[int], finished: list[int]) -> Conclusion:
     operation = group.entries[waiting[0]][sequence][0].operation
     call = f"{operation} (collective {sequence} of {group.label})"
     if finished:
@@ -390,11 +237,10 @@ def _all_called(group: _Group, sequence: int, waiting: list[int], finished: list
     return Conclusion(
         kind=Kind.PARTLY_DONE if finished else Kind.ALL_WAITING,
         title=title,
-        evidence=tuple(group.quote(rank, sequence) for rank in [*waiting[:_QUOTED], *finished[:1]]),
+        evidence=tuple(group.quote(rank, sequence) for rank in [*waiting[:QUOTED], *finished[:1]]),
         candidates=_HARDWARE,
         confidence=0.7 if group.members else 0.5,
         ranks=tuple(waiting) if finished else (),
-        waiting=tuple(waiting),
         group=group.label,
         sequence=sequence,
         next="nccl-doctor check --hosts HOSTFILE (links, ports, Xid lines, NVLink), then nccl-doctor bench allreduce",
@@ -404,7 +250,7 @@ def _all_called(group: _Group, sequence: int, waiting: list[int], finished: list
 # Two groups entered in different order: rank 0 waits in A for rank 1, which waits in B for rank 0.
 
 
-def _group_order(groups: list[_Group]) -> tuple[list[Conclusion], set[str]]:
+def _group_order(groups: list[Group]) -> tuple[list[Conclusion], set[str]]:
     """The pairs of groups whose ranks wait for each other, and the labels of those groups."""
     stuck = [(group, sequence) for group in groups if (sequence := _frontier(group)) is not None]
     found: list[Conclusion] = []
@@ -421,95 +267,21 @@ def _group_order(groups: list[_Group]) -> tuple[list[Conclusion], set[str]]:
     return found, told
 
 
-def _crossed(first: _Group, number: int, second: _Group, other: int, here: set[int], there: set[int]) -> Conclusion:
+def _crossed(first: Group, number: int, second: Group, other: int, here: set[int], there: set[int]) -> Conclusion:
     title = (
         f"groups entered in different order: {folded(sorted(here))} in collective {number} of {first.label}, "
         f"{folded(sorted(there))} in collective {other} of {second.label}; each waits for the other"
     )
-    evidence = [first.quote(rank, number) for rank in sorted(here)[:_QUOTED]]
-    evidence += [second.quote(rank, other) for rank in sorted(there)[:_QUOTED]]
+    evidence = [first.quote(rank, number) for rank in sorted(here)[:QUOTED]]
+    evidence += [second.quote(rank, other) for rank in sorted(there)[:QUOTED]]
     return Conclusion(
         kind=Kind.GROUP_ORDER,
         title=title,
         evidence=tuple(evidence),
-        cause=_MISMATCH,
+        cause=MISMATCH,
         confidence=0.9,
         ranks=tuple(sorted(here | there)),
         group=first.label,
         sequence=number,
         next="enter the groups in the same order on every rank",
-    )
-
-
-# Send and receive.
-
-_SEND = re.compile(r"send (\d+)->(\d+)")
-_RECEIVE = re.compile(r"recv (\d+)<-(\d+)")
-
-
-class _Waiting(msgspec.Struct, frozen=True):
-    """A send or receive that does not end. ``peer`` is a global rank, like ``rank``."""
-
-    rank: int
-    peer: int
-    sends: bool
-    entry: Entry
-
-
-def _point_to_point(dumps: Mapping[int, Dump]) -> list[Conclusion]:
-    """Sends without their receive, receives without their send; a ring of them is a deadlock."""
-    waiting = [item for rank in sorted(dumps) for item in _unfinished(rank, dumps[rank])]
-    posted = {(item.rank, item.peer, item.sends) for item in waiting}
-    alone = [item for item in waiting if (item.peer, item.rank, not item.sends) not in posted and item.peer in dumps]
-    cycle = _cycle({item.rank: item.peer for item in alone})
-    if cycle:
-        return [_p2p_conclusion(Kind.P2P_CYCLE, [item for item in alone if item.rank in cycle], dumps)]
-    return [_p2p_conclusion(Kind.P2P_UNMATCHED, [item], dumps) for item in alone[:_QUOTED]]
-
-
-def _unfinished(rank: int, dump: Dump) -> list[_Waiting]:
-    members = {group.name: group.ranks for group in dump.groups}
-    found = []
-    for entry in dump.entries:
-        ends = _SEND.fullmatch(entry.operation) or _RECEIVE.fullmatch(entry.operation)
-        if ends is None or entry.proven_state is not State.WAITING:
-            continue
-        peer = int(ends.group(2))
-        ranks = members.get(entry.process_group[0])
-        if ranks is not None and peer < len(ranks):  # the name holds ranks of the group
-            peer = ranks[peer]
-        found.append(_Waiting(rank, peer, entry.operation.startswith("send"), entry))
-    return found
-
-
-def _cycle(waits_for: Mapping[int, int]) -> set[int]:
-    for start in sorted(waits_for):
-        path: list[int] = []
-        rank = start
-        while rank in waits_for and rank not in path:
-            path.append(rank)
-            rank = waits_for[rank]
-        if rank in path:
-            return set(path[path.index(rank) :])
-    return set()
-
-
-def _p2p_conclusion(kind: Kind, items: list[_Waiting], dumps: Mapping[int, Dump]) -> Conclusion:
-    chain = ", ".join(
-        f"rank {item.rank} {'sends to' if item.sends else 'receives from'} {item.peer}" for item in items[:_QUOTED]
-    )
-    if kind is Kind.P2P_CYCLE:
-        title = f"send/recv deadlock: {chain}; every one waits for the next, and none posts the other half"
-    else:
-        title = f"{chain}, but rank {items[0].peer} has no matching {'recv' if items[0].sends else 'send'} pending"
-    return Conclusion(
-        kind=kind,
-        title=title,
-        evidence=tuple(_quote(item.entry, item.rank, dumps[item.rank].source) for item in items[:_QUOTED]),
-        cause=_MISMATCH if kind is Kind.P2P_CYCLE else "",
-        candidates=() if kind is Kind.P2P_CYCLE else (_MISMATCH, _STRAGGLER),
-        confidence=0.9 if kind is Kind.P2P_CYCLE else 0.5,
-        ranks=tuple(sorted({item.rank for item in items})) if kind is Kind.P2P_CYCLE else (items[0].peer,),
-        waiting=() if kind is Kind.P2P_CYCLE else (items[0].rank,),
-        next="post both halves together (batch_isend_irecv), or let even ranks send first and odd ranks receive first",
     )

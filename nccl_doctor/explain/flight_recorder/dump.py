@@ -50,7 +50,6 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     """A process group as the dump's ``pg_config`` describes it; ``ranks`` are global, None where not recorded."""
 
     name: str
-    description: str
     ranks: tuple[int, ...] | None
 
 
@@ -69,7 +68,6 @@ class Entry(msgspec.Struct, frozen=True):
     state: str = ""
     time_created_ns: int = 0
     time_discovered_completed_ns: int | None = None
-    timeout_ms: int = 0
     retired: bool = False
     is_p2p: bool = False
     frames: tuple[Frame, ...] = ()
@@ -108,9 +106,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Dump(msgspec.Struct, frozen=True):
-    """One rank's flight-recorder dump. ``version`` is the format's (empty for torch 2.2); ``source`` the file."""
+    """One rank's flight-recorder dump, and the file that it was read from."""
 
-    version: str
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]  # oldest first
     source: str = ""
@@ -136,7 +133,6 @@ def read(data: bytes, source: str = "") -> Dump:
         raise FlightRecorderRefused("not a flight-recorder dump: no list of entries", source)
     try:
         return Dump(
-            version=str(top.get("version", "")),
             groups=_groups(top.get("pg_config") or {}),
             entries=msgspec.convert([_modern(item) for item in top["entries"]], tuple[Entry, ...], strict=False),
             source=source,
@@ -186,7 +182,7 @@ def _groups(config: Any) -> tuple[ProcessGroup, ...]:
     for key, value in config.items():
         if isinstance(value, dict):
             ranks = _ranks(value.get("ranks"))
-            found.append(ProcessGroup(str(value.get("name", key)), str(value.get("desc", "")), ranks))
+            found.append(ProcessGroup(str(value.get("name", key)), ranks))
     return tuple(found)
 
 

@@ -4,19 +4,7 @@
 the order they were taken. Formats: the RAS chapter of NCCL's guide, and src/ras/client_support.cc at tag v2.30.
 """
 
-from nccl_doctor.explain.kinds import looks_like_report
-from nccl_doctor.explain.ras.conclude import Conclusion, Kind, conclude
-from nccl_doctor.explain.ras.report import MAX_BYTES, Mismatch, Report, Side, Worker, read
+from nccl_doctor.explain.ras.conclude import Kind, conclude
+from nccl_doctor.explain.ras.report import MAX_BYTES, Report, read
 
-__all__ = [
-    "MAX_BYTES",
-    "Conclusion",
-    "Kind",
-    "Mismatch",
-    "Report",
-    "Side",
-    "Worker",
-    "conclude",
-    "looks_like_report",
-    "read",
-]
+__all__ = ["MAX_BYTES", "Kind", "Report", "conclude", "read"]

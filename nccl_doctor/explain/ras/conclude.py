@@ -27,12 +27,11 @@ class Kind(enum.Enum):
 class Conclusion(Proof, frozen=True, kw_only=True):
     """One thing the snapshots prove, or narrow down.
 
-    ``ranks`` are ranks of the communicator (of the world only if it is the world's), ``nodes`` their addresses.
+    ``ranks`` are ranks of the communicator (of the world only if it is the world's).
     """
 
     source: str = "ras"
     kind: Kind
-    nodes: tuple[str, ...] = ()
     communicator: str = ""
 
 
@@ -76,24 +75,18 @@ def _ranks(workers: Sequence[Worker]) -> tuple[int, ...]:
     return tuple(sorted({worker.rank for worker in workers if worker.rank is not None}))
 
 
-def _nodes(workers: Sequence[Worker]) -> tuple[str, ...]:
-    return tuple(sorted({worker.node for worker in workers if worker.node}))
-
-
 def _who(workers: Sequence[Worker]) -> str:
     if not workers:
         return "ranks that RAS does not name"
-    named = [
-        (f"rank {worker.rank}" if worker.rank is not None else f"process {worker.pid}")
-        + (
-            f" (GPU {worker.gpu}, process {worker.pid} on {worker.node})"
-            if worker.node and worker.rank is not None
-            else ""
-        )
-        + (f" on {worker.node} (GPU {worker.gpu})" if worker.node and worker.rank is None else "")
-        for worker in workers[:_QUOTED]
-    ]
-    return ", ".join(named) + (f" and {len(workers) - _QUOTED} more" if len(workers) > _QUOTED else "")
+    named = ", ".join(_name(worker) for worker in workers[:_QUOTED])
+    return named + (f" and {len(workers) - _QUOTED} more" if len(workers) > _QUOTED else "")
+
+
+def _name(worker: Worker) -> str:
+    if worker.rank is None:
+        return f"process {worker.pid}" + (f" on {worker.node} (GPU {worker.gpu})" if worker.node else "")
+    where = f" (GPU {worker.gpu}, process {worker.pid} on {worker.node})" if worker.node else ""
+    return f"rank {worker.rank}{where}"
 
 
 def _dead(report: Report) -> list[Conclusion]:
@@ -109,8 +102,7 @@ def _dead(report: Report) -> list[Conclusion]:
             candidates=_GONE,
             confidence=0.8,
             ranks=_ranks([*report.dead, *lost]),
-            nodes=_nodes(report.dead),
-            next="read that process's log and the node's kernel log: dmesg -T | grep -iE 'oom|killed|xid'",
+            next="read that process's log and the node's kernel log: sudo dmesg -T | grep -iE 'oom|killed|xid'",
         )
     ]
 
@@ -120,8 +112,6 @@ def _errors(report: Report) -> list[Conclusion]:
     found = []
     for communicator, workers in sorted(report.errors.items()):
         own = [worker for worker in workers if worker.error != "Remote process error"] or list(workers)
-        if not own:
-            continue
         said = sorted({worker.error or "an error" for worker in own})
         found.append(
             Conclusion(
@@ -131,7 +121,6 @@ def _errors(report: Report) -> list[Conclusion]:
                 candidates=_BY_ERROR.get(own[0].error, ()),
                 confidence=0.6,
                 ranks=_ranks(own),
-                nodes=_nodes(own),
                 communicator=communicator,
                 next="read the NCCL WARN lines of these ranks (NCCL_DEBUG=WARN): RAS keeps only the class of the error",
             )
@@ -152,7 +141,6 @@ def _silent(report: Report) -> list[Conclusion]:
             candidates=_GONE,
             confidence=0.5,
             ranks=_ranks(silent),
-            nodes=_nodes(silent),
             next="on that node: ps -o pid,stat,wchan:30,cmd -p PID (T: stopped, D: stuck in the kernel); "
             "after 60 s RAS knows whether it is dead",
         )
@@ -171,7 +159,6 @@ def _status(report: Report, mismatch: Mismatch) -> Conclusion:
         candidates=("app.rank-exception", "app.pg-misuse", "app.straggler-timeout"),
         confidence=0.5,
         ranks=_ranks(workers),
-        nodes=_nodes(workers),
         communicator=mismatch.communicator,
         next="read the logs of the ranks that are not RUNNING",
     )
@@ -238,16 +225,17 @@ def _is_odd(side: Side, mismatch: Mismatch) -> bool:
 
 
 def _different_calls(report: Report, differing: list[Mismatch], ranks: list[Worker], *, stuck: bool) -> Conclusion:
+    """Of ranks that make the same calls, one that is ahead in one operation is behind in none, whenever each was asked: one
+    snapshot proves the difference; only whether the job stands still takes two."""
     functions = " and ".join(mismatch.function for mismatch in differing)
     return Conclusion(
         kind=Kind.DIFFERENT_CALLS,
         title=f"communicator {differing[0].communicator}: {_who(ranks)} made other calls than the rest ({functions})",
         evidence=tuple(_quote(report, side) for mismatch in differing for side in mismatch.sides)[:_QUOTED],
-        cause="app.collective-mismatch" if stuck else "",
+        cause="app.collective-mismatch",
         candidates=("app.collective-mismatch",),
-        confidence=0.9 if stuck else 0.6,
+        confidence=0.9 if stuck else 0.75,
         ranks=_ranks(ranks),
-        nodes=_nodes(ranks),
         communicator=differing[0].communicator,
         next="make every rank issue the same collectives in the same order"
         if stuck
@@ -271,7 +259,6 @@ def _behind(report: Report, mismatch: Mismatch, *, stuck: bool) -> Conclusion:
         candidates=_LATE,
         confidence=0.7 if stuck else 0.3,
         ranks=_ranks(low.workers),
-        nodes=_nodes(low.workers),
         communicator=mismatch.communicator,
         next="take the stack of the rank with the lowest count (py-spy dump --pid PID)"
         if stuck

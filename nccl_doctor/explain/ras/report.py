@@ -52,7 +52,6 @@ class Mismatch(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """One snapshot. Every worker and side keeps the line it was read from (0 in JSON)."""
 
-    nccl_version: str = ""
     timestamp: str = ""
     source: str = ""
     complete: bool = True  # False: the text breaks off before its Warnings section
@@ -79,7 +78,7 @@ def read(data: bytes, source: str = "") -> list[Report]:
 
 # Text.
 
-_VERSION = re.compile(r"NCCL version (\S{1,40}) compiled with CUDA")
+_VERSION = re.compile(r"NCCL version \S{1,40} compiled with CUDA")
 _RESULT = r"[A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,4}"
 _MANAGED_BY = r"GPU (?P<gpu>[^m]{1,40}) managed by process (?P<pid>\d{1,10}) on node (?P<node>\S{1,100})"
 _RANK = re.compile(
@@ -131,22 +130,20 @@ class _TextReader:
         self.error = ""
         self.complete = False
         self.timeouts = (0, "")
-        self.workers: dict[str, list[Worker]] = {"DEAD": [], "INCOMPLETE": []}
-        self.by_communicator: dict[str, dict[str, list[Worker]]] = {"INCOMPLETE": {}, "ERROR": {}}
+        # By section and communicator, which is empty where a section is about processes.
+        self.workers: dict[str, dict[str, list[Worker]]] = {"DEAD": {}, "INCOMPLETE": {}, "ERROR": {}}
         self.mismatches: list[tuple[str, str, list[Side]]] = []
 
     def read(self, lines: list[tuple[int, str]]) -> Report:
-        version = _VERSION.match(lines[0][1])
         for number, line in lines:
             self._line(number, line)
         return Report(
-            nccl_version=version.group(1) if version else "",
             source=self.source,
             complete=self.complete,
-            dead=tuple(self.workers["DEAD"]),
-            silent=tuple(self.workers["INCOMPLETE"]),
-            missing_ranks={name: tuple(items) for name, items in self.by_communicator["INCOMPLETE"].items()},
-            errors={name: tuple(items) for name, items in self.by_communicator["ERROR"].items()},
+            dead=tuple(self.workers["DEAD"].get("", ())),
+            silent=tuple(self.workers["INCOMPLETE"].pop("", ())),
+            missing_ranks={name: tuple(items) for name, items in self.workers["INCOMPLETE"].items()},
+            errors={name: tuple(items) for name, items in self.workers["ERROR"].items()},
             mismatches=tuple(Mismatch(name, function, tuple(sides)) for name, function, sides in self.mismatches),
             timeouts=self.timeouts[0],
             timeouts_text=self.timeouts[1],
@@ -160,15 +157,13 @@ class _TextReader:
         elif self.section == "TIMEOUT":
             found = _TIMEOUTS.match(line)
             self.timeouts = (int(found.group("count")), line.strip()) if found else self.timeouts
-        elif self.section in ("DEAD", "INCOMPLETE", "ERROR"):
+        elif self.section in self.workers:
             self._worker_line(number, line)
 
     def _heading(self, line: str) -> None:
         communicator = _COMMUNICATOR.fullmatch(line)
         if communicator:
             self.section, self.communicator, self.error = communicator.group("kind"), communicator.group("hash"), ""
-            if self.section != "MISMATCH":
-                self.by_communicator[self.section].setdefault(self.communicator, [])
         elif line.strip() in ("INCOMPLETE", "DEAD", "TIMEOUT"):
             self.section, self.communicator = line.strip(), ""
         elif line.startswith(("Group ", "Errors")):
@@ -182,12 +177,8 @@ class _TextReader:
             self.error = reported.group("error").strip()
             return
         worker = _worker(number, line, self.error)
-        if worker is None:
-            return
-        if self.communicator:
-            self.by_communicator[self.section][self.communicator].append(worker)
-        else:
-            self.workers[self.section].append(worker)
+        if worker is not None:
+            self.workers[self.section].setdefault(self.communicator, []).append(worker)
 
     def _mismatch_line(self, number: int, line: str) -> None:
         different = _DIFFERENT.fullmatch(line)
@@ -312,7 +303,6 @@ def _from_json(document: _Document, source: str) -> Report:
         counts[name] = _counts(communicator)
         mismatches.extend(_json_mismatches(name, communicator, counts[name]))
     return Report(
-        nccl_version=document.nccl_version,
         timestamp=document.timestamp,
         source=source,
         dead=tuple(dead.values()),

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import contextlib
 import glob
-import gzip
-import itertools
-import lzma
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
 
 import msgspec
 
-from nccl_doctor.explain.model import InputProblem, LogSource
+from nccl_doctor.explain.model import InputProblem
+from nccl_doctor.explain.readers import content
 
-PIECE = 1 << 20
-HEAD = 64 << 10  # enough of a file to know its kind
 MAX_FILES = 200_000
 MAX_DEPTH = 32
-# A compressed file may grow this much, and to this size; beyond, it is a bomb and is read no further.
-MAX_RATIO = 1000
-MAX_INFLATED = 64 << 30
-FREE_INFLATED = 256 << 20  # below this size no ratio is judged
 BUNDLE = ".ndb"  # a saved run of check or preflight
 _SKIP = re.compile(
     r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\xfd7zXZ\x00", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"))
+_NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -44,10 +32,6 @@ class LogFile(msgspec.Struct, frozen=True):
     rank: int | None = None
     host: str = ""
     size: int = 0
-
-
-class InputError(Exception):
-    """An input cannot be read; the text says why."""
 
 
 def find(names: Iterable[str]) -> tuple[list[LogFile], list[InputProblem]]:
@@ -71,20 +55,14 @@ def _add(
     try:
         status = os.stat(name)
     except OSError as error:
-        problems.append(InputProblem(name, _why(error)))
+        problems.append(InputProblem(name, content.why(error)))
         return
     if stat.S_ISDIR(status.st_mode):
         for path in sorted(_walk(name, problems)):
             _add(path, False, files, problems, name)
         return
     if not stat.S_ISREG(status.st_mode):
-        kind = (
-            "a named pipe"
-            if stat.S_ISFIFO(status.st_mode)
-            else "a socket"
-            if stat.S_ISSOCK(status.st_mode)
-            else "a device"
-        )
+        kind = _NO_FILES.get(stat.S_IFMT(status.st_mode), "a device")
         if named or not stat.S_ISCHR(status.st_mode):
             problems.append(InputProblem(name, f"is {kind}, not a file; pipe its content into: nccl-doctor explain -"))
         return
@@ -102,8 +80,8 @@ def _is_ours(name: str) -> bool:
     """Whether this is a report of preflight or a saved benchmark: what they quote is no job's log."""
     if not name.endswith((".json", ".xml")):
         return False
-    with contextlib.suppress(InputError, OSError), opened(name) as raw:
-        head = raw.read(HEAD)
+    with contextlib.suppress(content.InputError, OSError), content.opened(name) as raw:
+        head = raw.read(content.HEAD)
         return head.startswith((b"<?xml", b"{\n", b"[\n")) and b"nccl-doctor" in head
     return False
 
@@ -113,7 +91,7 @@ def _walk(top: str, problems: list[InputProblem]) -> Iterator[str]:
     top = top.rstrip("/") or top
     base = top.count("/")
     for root, directories, names in os.walk(
-        top, onerror=lambda error: problems.append(InputProblem(str(error.filename), _why(error)))
+        top, onerror=lambda error: problems.append(InputProblem(str(error.filename), content.why(error)))
     ):
         directories.sort()
         if root.count("/") - base >= MAX_DEPTH:
@@ -122,10 +100,6 @@ def _walk(top: str, problems: list[InputProblem]) -> Iterator[str]:
         for name in sorted(names):
             if not name.startswith(".") and not name.endswith("~"):
                 yield f"{root}/{name}"
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
 
 
 _FILE_RANK = (
@@ -137,7 +111,7 @@ _FILE_RANK = (
     re.compile(r"(?:^|/)(\d{1,6})\.(?:log|out|err|txt)$"),
     re.compile(r"-(\d{1,5})\.(?:log|out|err)$"),
     re.compile(r"_t?(\d{1,5})\.(?:out|err)$"),
-    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d+)$"),
+    re.compile(r"(?:nccl_trace_rank_|comm_lib_trace_rank_)(\d{1,7})$"),
 )
 _FILE_HOST = re.compile(
     r"(?:^|[/_.-])((?:node|host|gpu|worker|nid|ip|hgx|dgx|compute)[-_]?[a-z]{0,6}-?\d[\w-]{0,40})(?=[./_]|$)",
@@ -177,130 +151,3 @@ def identity(name: str) -> tuple[int | None, str]:
             break
     host = _FILE_HOST.search(bare)
     return rank, host.group(1) if host else ""
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; a pipe that took its place is refused, not waited for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        raise InputError(_why(error)) from error
-    with os.fdopen(descriptor, "rb", buffering=0) as raw:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError("is not a regular file any more")
-        yield raw
-
-
-def compression(head: bytes) -> str:
-    """The compression that a file's first bytes name; empty: none."""
-    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
-
-
-def pieces(path: str) -> Iterator[bytes]:
-    """The content of a file in pieces, decompressed by its magic bytes; ``InputError`` when it cannot go on."""
-    with opened(path) as raw:
-        kind = compression(raw.read(8))
-        raw.seek(0)
-        try:
-            if kind:
-                yield from _inflate(raw, kind, os.fstat(raw.fileno()).st_size)
-            else:
-                while piece := raw.read(PIECE):
-                    yield piece
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise InputError(f"broken off: {error}") from error
-
-
-def content(path: str, limit: int) -> bytes:
-    """The first ``limit`` bytes of a file, decompressed."""
-    found = b""
-    for piece in pieces(path):
-        found += piece
-        if len(found) >= limit:
-            break
-    return found[:limit]
-
-
-def utf16(head: bytes) -> str:
-    """The codec of a text in UTF-16, which Windows' tools write; empty: it is none."""
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "utf-16"
-    if b"\x00" not in head[:HEAD]:
-        return ""
-    even, odd = head[:HEAD:2].count(0), head[1:HEAD:2].count(0)
-    half = min(len(head), HEAD) // 2
-    if half >= 8 and max(even, odd) > half * 0.7 and min(even, odd) < half * 0.05:
-        return "utf-16-le" if odd > even else "utf-16-be"
-    return ""
-
-
-def binary(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is no text. NULs do not count: a log that was cut while it was written
-    begins with a hole."""
-    text = head[:HEAD].replace(b"\x00", b"")
-    strange = len(text.translate(None, _TEXT_BYTES))
-    invalid = text.decode("utf-8", "replace").count("\ufffd")
-    return len(text) >= 64 and strange + invalid > len(text) * 0.2
-
-
-_TEXT_BYTES = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 127), *range(128, 256)})
-
-
-def as_utf8(pieces: Iterable[bytes], codec: str) -> Iterator[bytes]:
-    """A text of another encoding as UTF-8; what cannot be decoded becomes a replacement character."""
-    decoder = codecs.getincrementaldecoder(codec)(errors="replace")
-    for piece in pieces:
-        yield decoder.decode(piece).encode("utf-8", "replace")
-    yield decoder.decode(b"", True).encode("utf-8", "replace")
-
-
-def text_pieces(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of a log as they are, unless the first says that it is UTF-16."""
-    stream = iter(pieces)
-    first = next(stream, b"")
-    codec = utf16(first)
-    together = itertools.chain([first], stream)
-    return as_utf8(together, codec) if codec else together
-
-
-def _inflate(raw: BinaryIO, kind: str, size: int) -> Iterator[bytes]:
-    stream: Any  # the four readers share no base class
-    if kind == "gzip":
-        stream = gzip.GzipFile(fileobj=raw)
-    elif kind == "xz":
-        stream = lzma.LZMAFile(raw)
-    elif kind == "bzip2":
-        stream = bz2.BZ2File(raw)
-    else:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise InputError("is compressed with zstd: pip install zstandard, or decompress it first") from error
-        stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
-    total = 0
-    while True:
-        try:
-            piece = stream.read(PIECE)
-        except (EOFError, OSError):
-            raise
-        except Exception as error:
-            raise InputError(f"its compressed data is damaged: {error}") from error
-        if not piece:
-            return
-        total += len(piece)
-        if total > MAX_INFLATED or (total > FREE_INFLATED and total > size * MAX_RATIO):
-            raise InputError(
-                f"grows more than {MAX_RATIO} times when decompressed: read only the first {total >> 20} MiB"
-            )
-        yield piece
-
-
-def stdin_source() -> LogSource:
-    """Standard input as a source."""
-
-    def read() -> Iterator[bytes]:
-        while piece := os.read(sys.stdin.fileno(), PIECE):
-            yield piece
-
-    return LogSource("stdin", text_pieces(read()))

@@ -15,13 +15,8 @@ import msgspec
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
-_MONTHS = {
-    name: index
-    for index, name in enumerate(
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
-    )
-}
-_DAYS_BEFORE = (0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 
 
 class Line(msgspec.Struct):
@@ -33,188 +28,92 @@ class Line(msgspec.Struct):
     host: str = ""
     pid: str = ""
     seconds: float | None = None
-    when: str = ""
-    hosts: int = 0  # how many host labels stood before the text (a collector's and the launcher's)
+    timed: bool = False  # a time stood before the text
+    hosts: int = 0  # how many hosts' names stood before the text; two can: a collector's (pdsh) and the launcher's
     key: str = ""  # lines of one process share it; used to put interleaved tracebacks together
 
 
-def seconds_of_year(month: int, day: int, hour: int, minute: int, second: float) -> float | None:
+def _seconds_of_year(month: int, day: int, hour: int, minute: int, second: float) -> float | None:
     """Seconds since the year began, without leap days: good for order and differences."""
     if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
         return None
-    return float((_DAYS_BEFORE[month] + day - 1) * 86400 + hour * 3600 + minute * 60) + second
+    return float((_DAYS_BEFORE[month - 1] + day - 1) * 86400 + hour * 3600 + minute * 60) + second
 
 
+_MONTH_AND_DAY = rf"(?P<mon>{'|'.join(_MONTHS)})\s+(?P<d>\d\d?) "
 _CRI = re.compile(
-    r"(?P<when>\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6}) (?:stdout|stderr) [FP] "
+    r"\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6} (?:stdout|stderr) [FP] "
 )
 _ISO = re.compile(
-    r"[\[(]?(?P<when>\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T _](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?))(?:Z|[+-]\d\d:?\d\d)?[\])]?[:,]?\s?"
+    r"[\[(]?\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T _](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?[\])]?[:,]?\s?"
 )
-_SHORT_ISO = re.compile(r"(?P<when>(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s")
+_SHORT_ISO = re.compile(r"(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)\s")
 _GLOG = re.compile(
-    r"\[?(?P<level>[IWEFVC])(?P<when>(?P<mo>\d\d?)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?))\s+(?P<rest>[^\]]{0,200}\])\s?"
+    r"\[?(?P<level>[IWEFVC])(?P<mo>\d\d?)(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\s+[^\]]{0,200}\]\s?"
 )
 _SYSLOG = re.compile(
-    r"(?P<when>(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d))\s+(?P<host>[\w.-]+)\s+(?:(?!kernel:)[\w./()-]{1,60}(?:\[\d+\])?:\s|(?=kernel:))"
+    _MONTH_AND_DAY
+    + r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)\s+(?P<host>[\w.-]+)\s+(?:(?!kernel:)[\w./()-]{1,60}(?:\[\d+\])?:\s|(?=kernel:))"
 )
 # Behind a time of ISO 8601, as today's rsyslog and journalctl write it: "gpu07 train[4711]: ".
 _SENDER = re.compile(
     r"(?!(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL))(?P<host>[\w.-]{1,64}) (?:[\w./()-]{1,60}\[\d+\]: |(?=kernel: ))"
 )
-_DMESG_T = re.compile(
-    r"\[(?P<when>\w{3} (?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s+(?P<d>\d\d?) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4})\]\s?"
-)
-_DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*(?P<when>\d+\.\d{6})\]\s?")
+_DMESG_T = re.compile(r"\[\w{3} " + _MONTH_AND_DAY + r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4}\]\s?")
+_DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*\d+\.\d{6}\]\s?")
 _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
 _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
-_RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d+)\]:?\s?", re.IGNORECASE)
-_RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d+)\)?\s?[:|>-]\s", re.IGNORECASE)
-_MPI = re.compile(r"\[(?P<job>\d+),(?P<rank>\d+)\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+_RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
+_RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
+_MPI = re.compile(r"\[\d+,(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: |$)")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
-    r"\((?P<actor>[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?(?:pid=(?P<pid>\d+))(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+    r"\((?:[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
-_PARALLEL = re.compile(r"(?:(?:DP|TP|EP|PP)\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
+_PARALLEL = re.compile(r"(?:[DTPE]P\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
 _PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
-_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d+)")
-_POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/(?P<container>[\w.-]+)\]\s?")
+_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,9})(?!\d)")
+_POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
-    r"(?:\[?(?P<level>INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
+    r"(?:\[?(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
 )
 # What Python's loggers put behind the time: " - name - LEVEL - " (or the other way round), " | LEVEL | name:function:88 - ".
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _BEHIND_TIME = re.compile(
     rf"- (?:[\w./:-]{{1,60}} - {_LEVEL}|{_LEVEL} - [\w./:-]{{1,60}}) - |\| {_LEVEL} {{0,5}}\| [\w.:<>-]{{1,160}} - "
 )
-_NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>-?\d+)\] ")
-_PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d+)\]")
-_NOT_HOSTS = frozenset(
-    [
-        "srun",
-        "slurmstepd",
-        "kernel",
-        "error",
-        "warning",
-        "info",
-        "debug",
-        "note",
-        "usage",
-        "torchrun",
-        "mpirun",
-        "bash",
-        "sh",
-        "python",
-        "python3",
-        "libibverbs",
-        "mlx4",
-        "mlx5",
-        "libfabric",
-        "raise",
-        "what",
-        "traceback",
-        "epoch",
-        "step",
-        "iter",
-        "iteration",
-        "loss",
-        "terminate",
-        "fatal",
-        "failed",
-        "make",
-        "docker",
-        "kubectl",
-        "sudo",
-        "ssh",
-        "sbatch",
-        "last",
-        "train",
-        "training",
-        "val",
-        "eval",
-        "cuda",
-        "nccl",
-        "gpu",
-        "cpu",
-        "numa",
-        "rank",
-        "time",
-        "host",
-        "exitcode",
-        "status",
-        "state",
-        "link",
-        "active",
-        "message",
-        "reason",
-        "events",
-        "type",
-        "from",
-        "node",
-        "warn",
-        "accelerate",
-        "deepspeed",
-        "ray",
-        "slurmctld",
-        "slurmd",
-        "systemd",
-        "nvidia-smi",
-        "rdzv",
-        "master",
-        "worker",
-        "launcher",
-        "hint",
-        "notice",
-        "assertion",
-        "aborted",
-        "options",
-        "args",
-        "config",
-        "env",
-        "file",
-        "line",
-        "import",
-        "module",
-        "exception",
-        "map",
-        "downloading",
-        "loading",
-        "saving",
-    ]
-)
+_NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
+_PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
+_NO_HOSTS = (
+    "python3",
+    "mlx4",
+    "mlx5",
+    "nvidia-smi",
+    "nvidia-ctk",
+    "nvidia-container-cli",
+    "nvidia-container-runtime",
+)  # names of programs that look like those of hosts
 
 
-def _clock(match: re.Match[str]) -> tuple[float | None, str]:
-    when, day, hour, minute, second = match.group("when", "d", "h", "mi", "s")
-    month = int(match["mo"]) if "mo" in match.re.groupindex else _MONTHS[match["mon"]]
-    return seconds_of_year(month, int(day), int(hour), int(minute), float(second.replace(",", "."))), when
+def _take_time(line: Line, found: re.Match[str]) -> None:
+    day, hour, minute, second = found.group("d", "h", "mi", "s")
+    month = int(found["mo"]) if "mo" in found.re.groupindex else _MONTHS.index(found["mon"]) + 1
+    line.seconds = _seconds_of_year(month, int(day), int(hour), int(minute), float(second.replace(",", ".")))
+    line.timed = True
 
 
 def _is_host(name: str) -> bool:
     lower = name.lower()
-    if lower in _NOT_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
+    if lower in _NO_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
         return False
     if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$|^E[A-Z]\d{4}$", name):  # CANN: EI0006
         return False
     return any(char.isdigit() for char in name) or ("-" in name and name == lower)
-
-
-# Daemons by their syslog tag, and the loggers of programs in Go (logfmt, klog), in which no training is written.
-_SERVICE = re.compile(
-    r"\b(?:systemd(?:-\w+)?|sshd|CRON|crond?|anacron|kubelet|containerd|dockerd|snapd|chronyd|ntpd|rsyslogd|dhclient|"
-    r"NetworkManager|auditd|logrotate|telegraf|sudo)\[\d+\]: |"
-    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg="
-)
-
-
-def is_of_a_service(text: str) -> bool:
-    """Whether a line is a system service's: it tells nothing of how a job goes on."""
-    return _SERVICE.search(text, 0, 200) is not None
 
 
 def is_glog_error(text: str) -> bool:
@@ -223,15 +122,6 @@ def is_glog_error(text: str) -> bool:
         return False
     found = _GLOG.search(text, 0, 200)
     return found is not None and found.group("level") in "EF"
-
-
-# A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
-_OF_A_MODEL = re.compile(r"\bPrompt: ['\"].*, Generated text: ['\"]|\b(?:Input|Output) \[Text \d+(?: Beam \d+)?\]: ")
-
-
-def is_of_a_model(text: str) -> bool:
-    """Whether a line is what a model was asked or has written: whatever it speaks of did not happen here."""
-    return ("Generated text: " in text or " [Text " in text) and _OF_A_MODEL.search(text) is not None
 
 
 def parse(text: str) -> Line:
@@ -272,34 +162,29 @@ def _parsed(text: str) -> Line:
     return line
 
 
-def hosts_left(line: Line) -> bool:
-    """Whether another host label may follow: a collector's (pod, syslog) and one of the launcher (pdsh)."""
-    return line.hosts < (2 if line.host else 1)
-
-
 def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     """Recognise one prefix at ``at``; returns where the rest begins and what it adds to the process key."""
     char = text[at : at + 1]
     if not char or char in " \t":
-        return _task(line, _SRUN.match(text, at)) if at == 0 or line.when else None
+        return _task(line, _SRUN.match(text, at)) if at == 0 or line.timed else None
     if at == 0 and text.startswith("> "):
         return 2, ""  # quoted in a mail
     if char.isdigit():
         for pattern in (_CRI, _ISO, _SHORT_ISO):
             found = pattern.match(text, at)
             if found:
-                line.seconds, line.when = _clock(found)
+                _take_time(line, found)
                 sender = _SENDER.match(text, found.end()) if pattern is _ISO else None
                 if sender:
                     line.host = sender.group("host")
                 return (sender or found).end(), ""
         found = _TIME_ONLY.match(text, at)
         if found:
-            line.when = line.when or found.group().strip(" []")
+            line.timed = True
             return found.end(), ""
         return _task(line, _SRUN.match(text, at))
     if char in "-|":
-        found = _BEHIND_TIME.match(text, at) if line.when else None
+        found = _BEHIND_TIME.match(text, at) if line.timed else None
         return (found.end(), "") if found else None
     if char == "[":
         return _bracket(line, text, at)
@@ -308,7 +193,7 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
         if found:
             line.pid = found.group("pid")
             line.host = found.group("ip") or line.host
-            rank = re.search(r"rank=(\d+)", found.group())
+            rank = re.search(r"rank=(\d{1,9})\b", found.group())
             if rank:
                 line.rank = int(rank.group(1))
             else:
@@ -340,10 +225,10 @@ def _take_tensor_rank(line: Line, label: str) -> None:
 
 
 def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
-    if text.startswith("[2", at):  # a year, most often
+    if text[at + 1 : at + 2].isdigit():  # a year, most often
         found = _ISO.match(text, at)
         if found:
-            line.seconds, line.when = _clock(found)
+            _take_time(line, found)
             parallel = _PARALLEL.match(text, found.end())
             if parallel:
                 _take_tensor_rank(line, parallel.group())
@@ -360,19 +245,19 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if found:
         line.host = found.group("pod")
         return found.end(), f"h{line.host}"
-    for pattern in (_ISO, _GLOG, _DMESG_T):
+    for pattern in (_GLOG, _DMESG_T):
         found = pattern.match(text, at)
         if found:
-            line.seconds, line.when = _clock(found)
+            _take_time(line, found)
             # glog's own bracket holds the source file; a message follows it
             return found.end(), ""
     found = _DMESG.match(text, at)
     if found:
-        line.when = found.group("when")
+        line.timed = True
         return found.end(), ""
     found = _TIME_ONLY.match(text, at)
     if found and "]" in found.group():
-        line.when = line.when or found.group().strip(" []")
+        line.timed = True
         return found.end(), ""
     found = _ELASTIC.match(text, at)
     if found:
@@ -387,7 +272,7 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if text[at].isupper():
         found = _GLOG.match(text, at) or _SYSLOG.match(text, at)
         if found:
-            line.seconds, line.when = _clock(found)
+            _take_time(line, found)
             if found.re is _SYSLOG:
                 line.host = found.group("host")
             return found.end(), ""
@@ -396,7 +281,7 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
             return found.end(), ""
     if text[at] in "rR" and (found := _RANK_WORD.match(text, at)):
         return _rank(line, found)
-    if not hosts_left(line) or (": " not in text and "| " not in text):
+    if line.hosts == 2 or (": " not in text and "| " not in text):
         return None
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)

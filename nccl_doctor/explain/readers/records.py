@@ -9,7 +9,6 @@ certain, ``Traceback (most recent call last):``, and takes it off the lines that
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -25,29 +24,20 @@ _HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name)"\s*
 _WHEN = re.compile(r'"(?:time|ts|timestamp|@timestamp|asctime|datetime)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})')
 MOST_LINES = 400  # of one record: a traceback is seldom longer
 
-
-_SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
-_COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
-MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event
-_DUMP = 600  # characters: a shorter line holds no such list
-
-
-def lists_settings(text: str) -> bool:
-    """Whether a line is a program's list of its settings: it proves no cause, whatever words their names hold."""
-    if len(text) < _DUMP or _COMPLAINS.search(text, 0, 200):
-        return False
-    return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS
+# No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
+_NO_NUMBER = 300
+_DIGITS = re.compile(rf"(?<!\d)(\d{{18}})\d{{{_NO_NUMBER - 18},}}")
 
 
 def plain(raw: bytes) -> str:
-    """A raw line as text: undecodable bytes as surrogates, no colours, of a line with CRs the last piece."""
+    """A raw line as text: undecodable bytes as surrogates, no colours, no endless digits, of a line with CRs the last piece."""
     text = raw.rstrip(b" \t\r\n").decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if "\x1b" in text:
         text = prefix.ANSI.sub("", text)
     if "\r" in text:
         pieces = [piece for piece in text.split("\r") if piece.strip()]
         text = pieces[-1] if pieces else ""
-    return text
+    return text if len(text) < _NO_NUMBER else _DIGITS.sub(r"\1…", text)
 
 
 def texts(raw: bytes) -> list[str]:

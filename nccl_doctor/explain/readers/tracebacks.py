@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
 from nccl_doctor.explain.model import Hit, Traceback
-from nccl_doctor.explain.readers import prefix, records
+from nccl_doctor.explain.readers import records
+from nccl_doctor.explain.readers.kept import QUOTE_LIMIT, Kept, Said
 from nccl_doctor.explain.summary import KEEP_TRACEBACKS
 
-QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 FRAME_LIMIT = 400  # lines of one traceback
 FRAMES_KEPT = 12
 FRAMELESS = 60  # lines without a frame: it is no traceback
@@ -22,29 +21,17 @@ _FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))
 _FRAME_AT = re.compile(r'  File "[^"]{1,400}", line \d')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
-_STANDALONE = re.compile(
-    r"(?:[\w.]{1,120}\.)?([A-Z]\w{0,60}(?:Error|Exception|Interrupt|Failure|Timeout|NotFound|Exit))(?::\s(.*)|:?\s*$)"
-)
-_STANDALONE_WORDS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
+_STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
-
-
-class Said(msgspec.Struct):
-    """One line with its prefix taken off, and the names of the signatures that recognised it."""
-
-    line: prefix.Line
-    text: str
-    number: int
-    known: list[str]
 
 
 class _Open(msgspec.Struct):
     """A traceback whose exception line has not come yet."""
 
     hit: Hit
-    chained: bool
     indent: str
     mixed: bool  # several processes without a prefix: whose frames these are cannot be told
     ignored: bool
@@ -56,17 +43,16 @@ class _Open(msgspec.Struct):
 
 
 class Tracebacks:
-    """Reads them out of the lines that it is shown, in order. ``found`` grows by each that is complete, or was cut."""
+    """Reads them out of the lines that it is shown, in order. The summary grows by each that is complete, or was cut."""
 
-    def __init__(self, found: list[Traceback], hit: Callable[[str, int, prefix.Line, str], Hit]) -> None:
-        self._found = found
-        self._hit = hit
+    def __init__(self, kept: Kept) -> None:
+        self._found = kept.summary.tracebacks
+        self._kept = kept
         self._leads = records.Leads()
         self._open: dict[str, _Open] = {}  # by process
         self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
-        self._told: dict[
-            str, tuple[int, str]
-        ] = {}  # process -> its last exception, whose message may go on; its indent
+        # By process, its last exception, whose message may go on, and the indent of its lines.
+        self._told: dict[str, tuple[int, str]] = {}
         self._begun: tuple[str, str, int] | None = (
             None  # a traceback just begun: process, the same with its prefix, line
         )
@@ -102,7 +88,7 @@ class Tracebacks:
                 self._ended.discard(key)
         elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
             self._ended.add(key)
-        elif any(word in body for word in _STANDALONE_WORDS):
+        elif any(ending in body for ending in _ENDINGS):
             self._standalone(said)
         if not self._open and len(self._ended) > OPEN_LIMIT:
             self._ended.clear()
@@ -115,14 +101,13 @@ class Tracebacks:
     def _begin(self, process: str, said: Said) -> None:
         lead, indent = self._leads.learn(said.line.body)
         key = process + lead
-        chained = key in self._ended
         self._ended.discard(key)
         mixed = key in self._open
         if mixed:
             self._cut(key)
         if len(self._open) < OPEN_LIMIT and len(self._found) < KEEP_TRACEBACKS:
-            hit = self._hit("traceback", said.number, said.line, said.text)
-            self._open[key] = _Open(hit, chained, indent, mixed, process in self._ignored)
+            hit = self._kept.hit("traceback", said)
+            self._open[key] = _Open(hit, indent, mixed, process in self._ignored)
             self._ignored.discard(process)
             self._begun = (process, key, said.number) if lead else None
 
@@ -184,14 +169,14 @@ class Tracebacks:
                     block.where,
                     block.function,
                     frames,
-                    more=() if last is None else (self._hit("exception", last.number, last.line, last.text),),
+                    more=() if last is None else (self._kept.hit("exception", last),),
                 )
             )
 
     def _goes_on(self, index: int, said: Said) -> None:
         item = self._found[index]
         if len(item.more) < MESSAGE_LINES:
-            more = (*item.more, self._hit("exception", said.number, said.line, said.text))
+            more = (*item.more, self._kept.hit("exception", said))
             self._found[index] = msgspec.structs.replace(item, more=more)
 
     def _record(self, block: _Open, kind: str, message: str, said: Said) -> None:
@@ -201,14 +186,13 @@ class Tracebacks:
             Traceback(
                 kind,
                 _message(message),
-                self._hit("exception", said.number, said.line, said.text),
+                self._kept.hit("exception", said),
                 block.hit.line,
                 "" if block.mixed else block.where,
                 block.function,
                 () if block.mixed else tuple(block.frames[-FRAMES_KEPT:]),
-                block.chained,
                 (*said.known, "exception-ignored") if block.ignored else tuple(said.known),
-                () if silent is None else (self._hit("exception", silent.number, silent.line, silent.text),),
+                () if silent is None else (self._kept.hit("exception", silent),),
             )
         )
 
@@ -217,7 +201,7 @@ class Tracebacks:
         body = said.line.body.strip()
         found = _STANDALONE.match(body)
         if found and len(self._found) < KEEP_TRACEBACKS:
-            hit = self._hit("exception", said.number, said.line, said.text)
+            hit = self._kept.hit("exception", said)
             message = _message(found.group(2) or "")
             self._found.append(Traceback(body.split(":")[0], message, hit, said.number, known=tuple(said.known)))
 

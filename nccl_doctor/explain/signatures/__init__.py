@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import bystanders, prefix
 from nccl_doctor.explain.template import Template
 
 Guard = Callable[[dict[str, str], str], bool]
@@ -54,11 +54,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
-        if self.role in (Role.PROGRESS, Role.END) and prefix.is_of_a_service(line):
+        if self.role in (Role.PROGRESS, Role.END) and bystanders.is_of_a_service(line):
             return None  # whatever it has finished, it is not the job
         if self.role is Role.END and "NCCL INFO" in line:
             return None  # NCCL tells of its threads' and adapters' ends, never of the job's
-        if self.role is not Role.PROGRESS and prefix.is_of_a_model(line):
+        if self.role is not Role.PROGRESS and bystanders.is_of_a_model(line):
             return None
         for template in self.templates if templates is None else templates:
             groups = template.match(line)

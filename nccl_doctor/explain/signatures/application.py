@@ -7,7 +7,7 @@ import re
 from nccl_doctor.explain.signatures import says
 
 # A program that tells what it could not import and says that it does not need it
-_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b")
+_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b|entrypoint\.d/")
 
 says(
     "fingerprint-mismatch",
@@ -456,6 +456,8 @@ says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
+    "execvp error on file {program} (No such file",  # Hydra
+    ": line {number:int}: {program}: No such file or directory",
     "execve(): {program}: Permission denied",
     "execve(): {program}: Exec format error",
     "cannot execute binary file",
@@ -477,7 +479,10 @@ says(
     title="the program could not be started",
     why="A missing command, script or module: nothing distributed has begun.",
     where=lambda groups, line: (
-        "etcd" not in line and "torch.distributed" not in line and not _GOES_WITHOUT.search(line)
+        "etcd" not in line
+        and "torch.distributed" not in line
+        and not _GOES_WITHOUT.search(line)
+        and ("number" not in groups or "bin/" in groups["program"])  # of a shell, that may also miss a file
     ),
 )
 

@@ -285,8 +285,12 @@ says(
     "NCCL error in: {place}, {text}, NCCL version",
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
-    "NCCL error: unhandled {text} (run with",
     "NCCL operation {place} failed: {text}",  # XLA
+    "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
+    "unhandled system error",
+    "internal error - please report this issue to the NCCL developers",
+    "invalid usage (run with NCCL_DEBUG",
+    "invalid argument (run with NCCL_DEBUG",
     "ncclSystemError: System call",
     "ncclRemoteError: A call failed",
     "ncclInternalError: Internal check failed",
@@ -294,8 +298,8 @@ says(
     "ncclInvalidUsage: This usually",
     "Test NCCL failure",
     role=Role.SYMPTOM,
-    fold="NCCL error raised in Python or by nccl-tests",
-    why="torch's wrapping of an NCCL error: the WARN line of that process before it says what happened.",
+    fold="a call of NCCL failed",
+    why="A program (torch, XLA, Horovod, Paddle, a serving engine) repeats NCCL's code: the WARN line of that process before it says what happened.",
 )
 says(
     "collective-call",

@@ -269,6 +269,8 @@ says(
 says(
     "nccl-error-number",
     "NCCL Error 5: invalid usage",
+    "failed: invalid usage",  # XLA, Horovod
+    "invalid usage (run with NCCL_DEBUG",
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",
@@ -300,10 +302,19 @@ says(
 says(
     "port-of-etcd-or-worker",
     "port: {port:int} already in use",
+    "Failed to start the grpc server. The specified port is {port:int}",  # Ray
     cause="net.port-in-use",
     strength=0.93,
     title="a port is already in use",
     why="Another process listens on it.",
+)
+says(
+    "horovod-rendezvous",
+    "Wait timeout after {seconds:int} seconds for key(s): {keys}",
+    cause="launch.world-size",
+    strength=0.72,
+    title="Horovod's ranks did not all come to its rendezvous within {seconds} s",
+    why="A rank waits at Horovod's store for what another one should put there: that one was not started, died, or is late.",
 )
 says(
     "etcd-not-ready",
@@ -371,9 +382,10 @@ says(
 says(
     "horovod-missing-table",
     "Missing ranks:",
+    "Stalled ranks:",  # Horovod 0.17 and 0.18
     rows=400,
     why="Below it stand the ranks that did not submit tensors, each with some of them.",
-    where=lambda groups, line: line.rstrip().endswith("Missing ranks:"),
+    where=lambda groups, line: line.rstrip().endswith(("Missing ranks:", "Stalled ranks:")),
 )
 says(
     "horovod-elastic-resources",

@@ -37,6 +37,9 @@ says(
     "xid",
     *_XID,
     why="The driver's own fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
+    where=lambda groups, line: (
+        re.search(r"\b(?:will|may|might|would|could)\b[^.:]*\bXid\b", line, re.IGNORECASE) is None
+    ),
 )
 says(
     "sxid",
@@ -251,6 +254,14 @@ says(
     where=lambda groups, line: "transport/p2p" not in line,
 )
 says(
+    "container-without-gpu",
+    "The NVIDIA Driver was not detected.",  # NVIDIA's images, also where no GPU is needed
+    cause="sys.container",
+    strength=0.44,
+    title="the container was started without GPUs",
+    why="The image's entrypoint finds no driver: the container runtime's hook for GPUs did not run. Harmless in a launcher that computes nothing.",
+)
+says(
     "no-gpu",
     "No CUDA GPUs are available",
     "no CUDA-capable device is detected",
@@ -270,7 +281,6 @@ says(
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
     "libcuda.so.1: cannot open shared object file",
-    "gpu count reported lower than configured",
     cause="gpu.not-visible",
     strength=0.9,
     title="no GPU is visible to this process",
@@ -370,10 +380,19 @@ says(
     "CUDA_EXCEPTION_",
     "hipErrorIllegalAddress",
     "Memory access fault by GPU node",
+    "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
     title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
+)
+says(
+    "rocm-gpu-hang",
+    "HW Exception by GPU node-{}GPU Hang",
+    cause="gpu.fell-off-bus",
+    strength=0.74,
+    title="an AMD GPU hangs, and its driver resets it",
+    why="ROCm's runtime tells every process on the GPU. A kernel that never ends, the driver, power or the board: the kernel log (amdgpu) says what it saw first.",
 )
 says(
     "device-assert-line",
@@ -424,7 +443,6 @@ says(
     "cudaErrorNoKernelImageForDevice",
     "cudaErrorCompatNotSupportedOnDevice",
     "cudaErrorUnsupportedPtxVersion",
-    "hipIpcGetMemHandle failed",
     "unsatisfied condition: cuda>=",
     "Failed to initialize NVML: Driver",
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
@@ -461,6 +479,16 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "hip-ipc",
+    "hipIpcGetMemHandle failed",
+    "hipIpcGetMemHandle -> {code:int}",
+    "hipIpcOpenMemHandle failed",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="HIP cannot share a GPU's memory with another process: peer-to-peer does not work",
+    why="Seen with the distribution's own amdgpu module instead of ROCm's, and in containers without --ipc=host.",
 )
 says(
     "p2p-import-refused",
@@ -579,6 +607,9 @@ says(
     "Key was rejected by service",
     "nouveau, rivafb, nvidiafb",
     "The NVIDIA probe routine was not called",
+    "installed in this system is not supported by",
+    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "installed in this system is supported through the",  # legacy drivers
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
@@ -795,7 +826,7 @@ says(
     "fabricmanager{}[ERROR]",
     cause="gpu.fabric-manager",
     strength=0.9,
-    title="the fabric manager reports: {message}",
+    title="the fabric manager reports an error: {message}",
     why="An error in the fabric manager's own log.",
     where=lambda groups, line: (
         re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None and not _IMEX.search(line)

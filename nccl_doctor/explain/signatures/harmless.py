@@ -23,6 +23,34 @@ says(
     why="vLLM ends its workers with SIGTERM when it ends itself, and reports each as an error: why it ended, other lines say.",
 )
 says(
+    "long-mount-lines",
+    "Unexpected end of /proc/mounts line",
+    role=H,
+    why="hwloc (of Open MPI) cuts the long lines of container layers in /proc/mounts, and needs only those of cgroup and cpuset.",
+)
+says(
+    "old-verbs-library",
+    "NCCL INFO dlvsym failed on ",
+    role=H,
+    why="NCCL asks libibverbs or libmlx5 for functions of later releases, and goes without them (ECE, Data Direct).",
+)
+says(
+    "pcie-corrected",
+    "severity=Corrected",
+    "Corrected error received",
+    "Corrected error message received",
+    "Correctable error message received",
+    role=H,
+    why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
+)
+says(
+    "dcgm-without-switches",
+    "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
+    "[[NvSwitch]] Not attached to NvSwitches",
+    role=H,
+    why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
+)
+says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",
@@ -139,6 +167,27 @@ says(
     why="libfabric copies small messages to GPU memory by other means: a little slower. Large ones never go through GDRCopy.",
 )
 says(
+    "mpi-goes-without",
+    "By default, for Open MPI 4.0 and later, infiniband ports",
+    "There was an error initializing an OpenFabrics device",
+    "mca_base_component_repository_open: unable to open {component}(ignored)",
+    "default subnet GID prefix was detected on more than one",
+    "was unable to find any relevant network interfaces",
+    "Another transport will be used instead",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    "WARNING: No preset parameters were found for the device that Open MPI",
+    'Set MCA parameter "{name:word}" to 0 to see all help',
+    role=H,
+    why="Open MPI tells which transport or component it goes without; UCX, TCP or shared memory carry its messages. NCCL uses neither.",
+)
+says(
+    "ucx-of-another-version",
+    "version is incompatible: required >= {required:num}, actual {actual:num}",
+    "version is incompatible, required: {required:num}, actual: {actual:num}",
+    role=H,
+    why="UCX runs with an older libucp than its caller was built with: not supported, and mostly without effect.",
+)
+says(
     "pmix-lock",
     "PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c",
     role=H,
@@ -162,17 +211,16 @@ says(
 )
 says(
     "port-settings-changed",
-    "async event : client reregistration",
-    "async event: client reregistration",
-    "async event : lid change",
-    "async event: lid change",
-    "async event : sm change",
-    "async event: sm change",
-    "async event : pkey change",
-    "async event: pkey change",
-    "async event : GID table change",
-    "async event: GID table change",
-    "async event : gid table change",
+    # The words of rdma-core's ibv_event_type_str().
+    "async event{}client reregistration",
+    "async event{}LID change",
+    "async event{}SM change",
+    "async event{}P_Key change",
+    "async event{}GID table change",
+    "async event{}communication established",
+    "async event{}send queue drained",
+    "async event{}last WQE reached",
+    "async event{}path migrated",
     "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
     role=H,
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",
@@ -316,6 +364,7 @@ says(
     "cuda-library-not-found",
     "NCCL WARN Failed to find CUDA library",
     role=H,
+    where=lambda groups, line: "NCCL_CUDA_PATH=/" not in line,  # where somebody sent it
     why="NCCL goes on without CUDA's driver interface (no cuMem, no DMA-BUF). Releases up to 2.20 look for libcuda.so, which many containers and WSL2 lack, not for libcuda.so.1.",
 )
 says(

@@ -101,6 +101,7 @@ says(
 says(
     "verbs-local-text",
     "Local protection on {device}",
+    "Local protection error on {device}",
     "local protection error",
     "local access error",
     "IBV_WC_LOC_PROT_ERR",
@@ -114,6 +115,7 @@ says(
 says(
     "verbs-remote-text",
     "Remote access on {device}",
+    "Remote access error on {device}",
     "Remote OP on {device}",
     "remote access error",
     "remote operation error",
@@ -163,14 +165,21 @@ says(
     "NET/IB: {}Port recovery failed for",
     "failed devices out of",
     "IBV_EVENT_PORT_ERR",
-    "async fatal event: device fatal",
-    "Got async event : device fatal",
-    "local catastrophic error",
     "Received async event{}port error",
     cause="ib.port-down",
     strength=0.93,
     title="an InfiniBand/RoCE port failed while the job ran",
     why="The HCA reported a port error: its link went down (cable, switch, or the other end).",
+)
+says(
+    "adapter-failed",
+    "async fatal event: device fatal",
+    "Got async event : device fatal",
+    "local catastrophic error",  # what libibverbs calls IBV_EVENT_DEVICE_FATAL
+    cause="ib.port-down",
+    strength=0.93,
+    title="a network adapter failed while the job ran",
+    why="The adapter reported a fatal error of its own (firmware or hardware): all its ports are gone until it is reset. The kernel log says more.",
 )
 says(
     "ib-no-way-left",
@@ -333,6 +342,7 @@ says(
     "no suitable GID",
     "GID not found",
     "Failed to find GID",
+    "GID: 00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00",  # perftest
     "could not find a GID",
     "gid index {}is invalid",
     "Invalid GID index",
@@ -362,6 +372,7 @@ says(
     why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
     where=lambda groups, line: "retrying" not in line,
 )
+_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
 says(
     "create-qp",
     "Call to ibv_create_qp failed",
@@ -380,7 +391,7 @@ says(
     strength=0.78,
     title="a queue pair could not be created or connected",
     why="Verbs refuse a queue pair: limits (with 'Cannot allocate memory': locked memory), or ports of different link layers.",
-    where=lambda groups, line: "Cannot allocate memory" not in line,
+    where=lambda groups, line: "Cannot allocate memory" not in line and not _SAYS_NO_REASON.search(line),
 )
 _REG = (
     "ibv_reg_mr",
@@ -402,7 +413,6 @@ says(
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
     where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
 )
-_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
 says(
     "reg-mr-unsaid",
     "ibv_reg_mr failed",
@@ -430,10 +440,11 @@ says(
     "memlock-low",
     "memlock limits are set too low",
     "limits are set too low.{}memlock",
+    "hfi_userinit: mmap of {what} failed: Resource temporarily unavailable",
     cause="ib.memlock",
     strength=0.86,
     title="the locked-memory limit is too small for RDMA",
-    why="Open MPI's verbs code could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
+    why="Open MPI's verbs code, or PSM2, could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
 )
 says(
     "memlock-value",
@@ -599,6 +610,16 @@ says(
     why="An EFA request failed.",
 )
 says(
+    "efa-internal",
+    "Unable to write to EQ: {} err: {error} prov_errno",
+    "Libfabric EFA provider has encountered an internal error",
+    cause="net.plugin",
+    strength=0.74,
+    title="libfabric's EFA provider met an error that it cannot report, and ends the process: {error}",
+    why="The provider aborts where the program gave it no event queue for such errors; the numbers beside it, "
+    "and what libfabric warned of before, say what failed.",
+)
+says(
     "ofi-init",
     "NET/OFI {}No eligible providers",
     "NET/OFI Couldn't find any optimal provider",
@@ -722,19 +743,26 @@ says(
     "failed to create group{}SHARP",
     "sharpd{}rror",
     "SHARP job",
+    "ERROR sharp_",
+    "ERROR SHArP Job",
+    "ERROR Job error in sharp_",
+    "ERROR Failed to lock SAT tree",
     cause="net.plugin",
     strength=0.72,
     title="SHARP (CollNet) could not be used",
     why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot", line)),
+    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot|ERROR", line)),
 )
 _PEER_GONE = re.compile(
-    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect", re.IGNORECASE
+    r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"
+    r"tcp_ep \S+ .*(?:send|recv)\S* failed",
+    re.IGNORECASE,
 )
 says(
     "ucx-error",
     "UCX  ERROR {error}",
     "UCX ERROR {error}",
+    "ucp_{call:word} failed: {error}",
     "ucp_{call:word} failed",
     "NET/UCX{}fail",
     cause="net.plugin",
@@ -754,7 +782,14 @@ says(
     title="a peer does not answer UCX (any more): {error}",
     why="The other process died, aborted or is not there yet; or the way to it broke. Its own log says which.",
     where=lambda groups, line: groups["level"] in ("ERROR", "DIAG", "WARN") and _PEER_GONE.search(line) is not None,
-    wake=("by remote peer", "Connection refused", "ndpoint timeout", "ndpoint is not connected", "by peer"),
+    wake=(
+        "by remote peer",
+        "Connection refused",
+        "ndpoint timeout",
+        "ndpoint is not connected",
+        "by peer",
+        "tcp_ep 0x",
+    ),
 )
 says(
     "ucx-verbs",
@@ -795,6 +830,22 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "verbs-abi",
+    "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
+    why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
+)
+says(
+    "psm-unit",
+    "PSM2 can't open hfi unit",
+    "PSM2 was unable to open an endpoint",
+    "assign_context command failed: {error}",
+    cause="ib.device-not-found",
+    strength=0.66,
+    title="Omni-Path's library (PSM2) cannot open an adapter",
+    why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
+    "PSM2_RANKS_PER_CONTEXT lets them share).",
+)
 says(
     "libfabric-warn",
     "<warn> {message}",

@@ -69,7 +69,7 @@ says(
     "Timed out initializing process group in store based barrier on rank",
     cause="launch.world-size",
     strength=0.76,
-    title="only {joined} of {world} ranks joined",
+    title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
 )
 says(
@@ -106,6 +106,33 @@ says(
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
+    "mpi-no-pmi",
+    "but OMPI was not built with SLURM",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
+    why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "mpi-component-missing",
+    "stopped checking at the first component that it did not find",
+    cause="sw.library-conflict",
+    strength=0.62,
+    title="MPI, or PMIx, was told to use a component that its installation here does not have",
+    why="The lines below name framework and component. A launcher outside of a container passes its own choice on (PMIX_MCA_psec=munge, OMPI_MCA_btl=...).",
+)
+says(
+    "mpi-init-failed",
+    "OPAL ERROR: Unreachable in file {file:word}",
+    "An error occurred in MPI_Init",
+    role=Role.SYMPTOM,
+    cause="sw.library-conflict",
+    strength=0.44,
+    fold="MPI_Init failed",
+    title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
+    why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
+)
+says(
     "slurm-wireup",
     "pmixp_coll_ring_reset_if_to: {what}collective timeout",
     "pmixp_coll_tree_reset_if_to: {what}collective timeout",
@@ -124,6 +151,24 @@ says(
     why="ZeRO's optimizer states are cut by the number of ranks that wrote them.",
 )
 says(
+    "mpi-cannot-start",
+    "Fatal error in PMPI_Init",
+    "Fatal error in internal_Init",
+    "Fatal error in MPI_Init",
+    "An error occurred in MPI_Init",
+    "It looks like MPI_INIT failed for some reason",
+    "It looks like pmix_init failed for some reason",
+    "It looks like orte_init failed for some reason",
+    "It looks like opal_init failed for some reason",
+    "PMI_KVS_Get returned -1",
+    "PMI{}_Init returned",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="MPI itself could not start: its processes did not find each other, or a transport did not open",
+    why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
+    "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",
@@ -133,6 +178,8 @@ says(
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
     "slots available",
+    "A sequential map was requested, but not enough node entries",
+    "All nodes which are allocated for this job are already filled",
     "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
@@ -236,9 +283,9 @@ says(
     why="The command was given a time limit by whoever typed it (timeout(1)): that it was stopped says that it hung, or was slow.",
     where=lambda groups, line: "limit" not in groups or _WITH_LIMIT.search(line) is not None,
 )
-# A list of what may have happened: "has failed, got preempted, or crashed", "scheduler events (e.g. preemption, eviction)"
+# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
 _ONE_OF_MANY = re.compile(
-    r"(?:preempted|evicted),? or\b|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
 )
 # gRPC's status of a call that took too long, by the names of Rust's, Go's and C++'s library
 _OF_A_CALL = re.compile(r"(?:status: |code = |StatusCode\.)DeadlineExceeded")
@@ -380,6 +427,30 @@ says(
     why="An interface list names what this host does not have.",
 )
 says(
+    "mpi-no-way",
+    "At least one pair of MPI processes are unable to reach each other",
+    cause="net.wrong-interface",
+    strength=0.66,
+    title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
+    why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
+)
+says(
+    "mpi-other-address",
+    "Open MPI detected an inbound MPI TCP connection request from a peer",
+    cause="net.wrong-interface",
+    strength=0.62,
+    title="MPI refuses a peer that comes from another address than it told: hosts with several networks, or address translation",
+    why="Open MPI knows its peers by their addresses. btl_tcp_if_include with the one network that all hosts share mends it.",
+)
+says(
+    "mpi-another-process",
+    "received unexpected process identifier",
+    cause="net.wrong-interface",
+    strength=0.92,
+    title="MPI connected to another process than it meant: several hosts have this address",
+    why="An address of a bridge (docker0, virbr0) is the same on every host. btl_tcp_if_include with the network between the hosts mends it.",
+)
+says(
     "mpi-connect",
     "Open MPI failed to TCP connect to a peer MPI process",
     "unable to complete a TCP connection",
@@ -390,6 +461,22 @@ says(
     strength=0.72,
     title="MPI processes cannot connect to each other: firewall or wrong interface",
     why="MPI's own TCP connections fail although ssh works.",
+)
+says(
+    "mpi-translated",
+    "btl: tcp: Match incoming connection from {peer} with locally known IP {address} failed",
+    "dropped inbound connection from an unexpected address",
+    "Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot find a corresponding",
+    cause="net.wrong-interface",
+    strength=0.78,
+    title="a peer's MPI connections come from an address that it did not tell (NAT, or a bridge in between)",
+    why="Open MPI knows its peers by their addresses: behind a masquerading bridge they come from another one. --net=host, or btl_tcp_if_include with the "
+    "network that reaches all hosts.",
+)
+says(
+    "mpi-daemon-address",
+    ".0;tcp://{addresses}",
+    why="Open MPI's mpirun tells its daemons where to call back: all of its addresses, or the only one.",
 )
 says(
     "ray-connect",
@@ -420,11 +507,21 @@ says(
     "Not enough GPUs available",
     "tasks in gang unschedulable",
     "pod group is not ready",
+    "queue resource quota insufficient",
     "insufficient unused quota",
     cause="launch.world-size",
     strength=0.7,
     title="the cluster has fewer GPUs or nodes than were asked for",
     why="The scheduler cannot place the job.",
+)
+says(
+    "ray-cluster-incomplete",
+    "Ray cluster status: {alive:int}/{wanted:int} nodes alive",  # vLLM's production stack
+    cause="launch.world-size",
+    strength=0.5,
+    title="{alive} of {wanted} nodes joined the Ray cluster",
+    why="A pod waits until all nodes of its Ray cluster are alive: the others were not created, not scheduled, or do not reach the head.",
+    where=lambda groups, line: int(groups["alive"]) < int(groups["wanted"]),
 )
 
 says(

@@ -16,7 +16,7 @@ _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*(?: rate)?\s*[=:]?\s*-?\d)")  # not the
 
 # "finished with failures", "did not exit 0", "Finished: FAILURE"
 _BADLY = re.compile(
-    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bFAILED\b(?!\W{0,3}0)|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
+    r"with (?:[1-9]\d* )?(?:fail|error)|FAILURE|\bFAILED(?:_[A-Z]+)?\b(?!\W{0,3}0)|[Tt]ime-?out|[Tt]imed out|\bfailed\b(?!\W{0,3}0)|\bnot (?:finish|complet|succe|exit)|un[Ss]uccessful|"
     r"[Ee]rror(?!s?\W{1,3}(?:0|None|null)\b|_| rate)\b",
 )
 
@@ -55,6 +55,11 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
 _NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b")  # a job step is Slurm's
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
+# A line of a program, as a stack or somebody's paste quotes it: "self.global_step += 1", "for step in range(100):"
+_CODE = re.compile(
+    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\("
+)
+
 
 _BAR_AT_ZERO = re.compile(r"(?<![\d/])0/\d+ \[\d\d:\d\d<\?")  # tqdm has drawn it, and no step is done yet
 _BAR_MOVED = re.compile(r"(?<![\d/])[1-9]\d*/\d+ \[|loss", re.IGNORECASE)
@@ -67,7 +72,7 @@ def _with_number(groups: dict[str, str], line: str) -> bool:
     if _BAR_AT_ZERO.search(line) and not _BAR_MOVED.search(line):
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    told = _FRAME.search(line) or _BEFORE_WORK.search(line)
+    told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line)
     return not trouble and not probe and not told and bool(_NUMBER_NEAR.search(line))
 
 

@@ -64,6 +64,7 @@ says(
     strength=0.85,
     title="NCCL refuses an argument of a collective",
     why="The root, operation or data type does not exist for this communicator: the caller's error.",
+    where=lambda groups, line: "0..-1 range" not in line,  # a communicator without ranks was never completed
 )
 says(
     "call-order",
@@ -222,6 +223,15 @@ says(
     why="The plugin was written for another NCCL.",
 )
 says(
+    "nvml-hides-gpu",
+    "nvmlDeviceGetHandleByPciBusId() failed: Not Found",
+    "nvmlDeviceGetHandleByPciBusId failed: Not Found",
+    cause="gpu.not-visible",
+    strength=0.7,
+    title="the driver does not show a process a GPU that NCCL found (hidden by a container or a job's cgroup)",
+    why="NCCL knows a GPU of this host by its PCI address, and NVML has none there for this process: each rank was given only its own GPU device.",
+)
+says(
     "nvml-call",
     "nvml{call:word} failed: {error}",
     "NVML failure '{error}'",
@@ -229,5 +239,7 @@ says(
     strength=0.66,
     title="NVML refuses a query: {error}",
     why="The driver's management library does not answer for a GPU: driver and library of different versions, a GPU that is gone, or devices hidden in a container.",
-    where=lambda groups, line: "WARN" in line and not re.search(r"P2PStatus|GetNvLink|Not Supported", line),
+    where=lambda groups, line: (
+        "WARN" in line and not re.search(r"P2PStatus|GetNvLink|Not Supported|PciBusId\S* failed: Not Found", line)
+    ),
 )

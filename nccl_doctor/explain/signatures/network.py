@@ -53,6 +53,31 @@ says(
     where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
+    "hydra-connect",
+    'unable to connect from "{own}" to "{host}" ({error})',
+    cause="net.master-unreachable",
+    strength=0.74,
+    title="{own} cannot connect back to mpiexec on {host}: {error}",
+    why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
+)
+says(
+    "launcher-ssh-failed",
+    "Command 'ssh -o PasswordAuthentication=no {host} hostname' returned non-zero exit status",  # DeepSpeed
+    "unable to run bstrap_proxy on {host} (pid",  # Intel MPI
+    cause="net.master-unreachable",
+    strength=0.76,
+    title="the launcher cannot start anything on {host}: mostly ssh without a password is not set up",
+    why="The launcher logs in to every host of its list, the own one included, before it starts a rank.",
+)
+says(
+    "supervisor-not-reached",
+    "cannot connect to supervisor",  # Xinference
+    cause="net.master-unreachable",
+    strength=0.78,
+    title="a worker cannot connect to its supervisor",
+    why="The supervisor is not up, its address means another host from here, or one of its ports is blocked (Xinference uses several).",
+)
+says(
     "no-route-ssh",
     "ssh: connect to host {host} port {port:int}: {error}",
     cause="net.master-unreachable",
@@ -83,17 +108,23 @@ says(
     "connect-timeout",
     "onnect to {address} failed : Connection timed out",
     "connect to {address} returned Connection timed out, exceeded",
-    "onnect to {address} failed : Software caused connection abort",
     "connect returned Connection timed out, exceeded error retry count",
     "socketPollConnect: Connect to {address} returned {}Connection timed out",
     "exceeded timeouts",
     "ollConnect to {address} failed with error Connection timed out",
     "Call to connect failed : Connection timed out",
     "Call to connect timeout : Connection timed out",
+    "dest_addr={address}) failed: Connection timed out",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection timed out",  # Open MPI
     cause="net.firewall",
     strength=0.68,
     title="connections to {address} are dropped: a firewall, or an address that cannot be reached",
     why="NCCL's connection to a peer's ephemeral port timed out: dropped by a firewall, or the peer advertised an address that is not routable from here.",
+)
+says(
+    "connect-aborted",
+    "onnect to {address} failed : Software caused connection abort",
+    why="ECONNABORTED: a second connect() on a socket whose first attempt failed.",
 )
 says(
     "connect-noroute",
@@ -111,6 +142,8 @@ says(
     "connect [{address}]:{port:int}: No route to host",
     "(errno: 113 - No route to host)",
     "[Errno 113] No route to host",
+    "dest_addr={address}) failed: No route to host",  # UCX
+    "_complete_connect] connect() to {address} failed: No route to host",  # Open MPI
     cause="net.firewall",
     strength=0.66,
     title="no route to {address}: rejected by a firewall, or the wrong interface was chosen",
@@ -132,11 +165,13 @@ says(
     "tartConnect: exceeded retries (",
     "onnect to {address} returned Connection refused, exceeded",
     "returned Connection refused, exceeded error retry count",
+    "dest_addr={address}) failed: Connection refused",  # UCX
+    "_complete_connect] connect() to {address} failed: Connection refused",  # Open MPI
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
     fold="connections refused",
-    title="{address} refuses connections: no process listens there (any more)",
+    title="connections to {address} are refused: no process listens there (any more)",
     why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
 )
 says(
@@ -254,6 +289,7 @@ says(
     "nodename nor servname provided",
     "Could not resolve hostname",
     "unable to resolve host",
+    "unable to get host address",  # Hydra
     "getaddrinfo failed",
     "gaierror",
     "error encountered when getting address info",
@@ -441,12 +477,24 @@ says(
     "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
-says("ethtool-asked", "ethtool {interface:word}", why="Whose speed the next line tells.")
+says(
+    "ethtool-asked",
+    "ethtool {interface:word}",
+    "Settings for {interface:word}:",
+    why="Whose speed one of the next lines tells.",
+    every=True,
+)
 
 says(
     "net-types-differ",
     ": wrong type {got:int} != {wanted:int}",
     why="A connection came from another part of NCCL: 3 is the socket network, 4 the InfiniBand network (enum ncclSocketType).",
+)
+says(
+    "nccl-magic",
+    "wrong magic {got:hex} != {wanted:hex}",
+    why="A connection to NCCL's port began with other bytes than this job's: another job, another release, or no NCCL at all.",
+    where=lambda groups, line: len(groups["got"]) <= 16,
 )
 says(
     "service-mesh",

@@ -21,6 +21,7 @@ def _no_image(line: str) -> bool:
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
+    "down*{}Not responding",  # sinfo
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
@@ -123,6 +124,7 @@ says(
     strength=0.74,
     title="a volume or file system could not be mounted",
     why="Without its volume the pod or job cannot start; its peers wait for it.",
+    where=lambda groups, line: not line.endswith(" not registered"),  # the kubelet of a pod that has already ended
 )
 says(
     "image-not-there",
@@ -198,6 +200,71 @@ says(
     why="The device plugin withdrew a GPU, mostly after an Xid: the node's kernel log names it.",
 )
 says(
+    "slurm-counts-fewer-gpus",
+    "etting node {node:word} state to {state:word} with reason:gres/gpu count reported lower than configured ({there:int} < {wanted:int})",
+    "gpu count reported lower than configured ({there:int} < {wanted:int})",
+    "gpu count reported lower than configured",
+    cause="gpu.not-visible",
+    strength=0.9,
+    title="a node reports fewer GPUs to Slurm than slurm.conf names: Slurm takes it out of service",
+    why="slurmd finds fewer devices than Gres= says: a GPU is gone, its driver is not loaded, MIG was changed, or gres.conf is wrong.",
+)
+says(
+    "device-plugin-failed",
+    "Allocate failed due to rpc error",
+    "Allocate failed due to device plugin",
+    "endpoint not found in cache for a registered resource",
+    cause="gpu.not-visible",
+    strength=0.62,
+    title="the node's device plugin does not hand out its devices: it failed, or restarts",
+    why="The kubelet asks the device plugin for the pod's GPUs, and that did not answer. Its own pod on the node says why.",
+)
+says(
+    "master-awaited",
+    "restarting failed container init-pytorch",  # Kubeflow's training operator
+    cause="net.master-unreachable",
+    strength=0.66,
+    title="a worker's init container waits for the master's service in vain",
+    why="Kubeflow's workers look up the master's name before they start: its pod or service is missing, or DNS does not know it.",
+)
+says(
+    "no-such-kind",
+    "the server could not find the requested resource",
+    "no matches for kind {kind}",
+    cause="unrelated",
+    strength=0.72,
+    title="Kubernetes does not know a kind of object that the job's operator asks for: its CRD is not installed, or of another version",
+    why="The API server refuses the object: what should create pods or pod groups cannot.",
+)
+says(
+    "slurm-daemon-fatal",
+    "slurmctld[{pid:int}]: fatal: {message}",
+    "slurmd[{pid:int}]: fatal: {message}",
+    "slurmctld: fatal: {message}",
+    "slurmd: fatal: {message}",
+    cause="unrelated",
+    strength=0.8,
+    title="Slurm's daemon does not start: {message}",
+    why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
+)
+says(
+    "slurm-node-described-otherwise",
+    "Node configuration differs from hardware: {difference}",
+    cause="unrelated",
+    strength=0.5,
+    title="slurm.conf describes the node otherwise than its hardware is: {difference}",
+    why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
+)
+says(
+    "slurm-not-there",
+    "Munge encode failed",
+    "Unable to contact slurm controller",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.78,
+    title="Slurm's commands reach no munged on this host, or no slurmctld",
+    why="Without the socket of munged nothing can authenticate (a container needs it mounted); without the controller no step starts.",
+)
+says(
     "adapters-not-handed-out",
     "requested number of devices unavailable for rdma/{resource:word}",
     "Insufficient rdma/",
@@ -209,16 +276,21 @@ says(
 says(
     "ended-with-error",
     "0/1     Error",
+    "CrashLoopBackOff",
+    "Back-off restarting failed container",
     "0/{count:int} {}Error ",
     "BackoffLimitExceeded",
     "reached the specified backoff limit",
     " FAILED {}:",
     "JobState=FAILED",
+    "(status: FAILED",  # SkyPilot: FAILED, FAILED_SETUP, FAILED_DRIVER
     " exited on signal {signal:int}",
     role=Role.SYMPTOM,
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
-    where=lambda groups, line: re.search(r"\b0/\d+\s+Error\b|ackoff|FAILED\s+\d+:\d+|State=|signal", line) is not None,
+    where=lambda groups, line: (
+        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
+    ),
 )
 says(
     "neighbour-table-full",

@@ -172,6 +172,15 @@ says(
     why="torch's store takes libuv unless USE_LIBUV=0; GlooDeviceFactory finds no transport that was compiled in.",
 )
 says(
+    "nccl-not-loaded",
+    "Unable to load NCCL library",  # XLA: JAX and TensorFlow
+    "Failed to load NCCL library from {path}",  # vLLM
+    cause="sw.library-conflict",
+    strength=0.8,
+    title="the program finds no libnccl that it can load",
+    why="libnccl.so.2 is not where the loader looks (nvidia-nccl-cu12 is not installed, or not in LD_LIBRARY_PATH), is damaged, or another copy stands before it.",
+)
+says(
     "nccl-bug-shared-memory",
     "ncclMaxSharedMem {wanted:int} exceeds device/fn maxSharedMem {available:int}",
     "exceeds device/fn maxSharedMem",
@@ -205,6 +214,7 @@ says(
 says(
     "nccl-internal",
     "internal error - please report this issue to the NCCL developers",
+    "Test NCCL failure {place} 'internal error'",
     "ncclInternalError: Internal check failed",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
@@ -228,10 +238,17 @@ says(
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.45,
-    fold="segmentation fault",
-    title="a process crashed (segmentation fault)",
-    why="A crash in native code; the frames say whose.",
+    fold="a crash in native code",
+    title="a process crashed in native code",
+    why="A signal of the system or an abort of a library; the frames say whose.",
     where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
+)
+says(
+    "crash-stack",
+    "*** Process received signal ***",
+    "==== backtrace",
+    rows=14,
+    why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
 )
 says(
     "nccl-invalid-launch",
@@ -319,7 +336,8 @@ says(
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
         bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
-        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?![\w-])", line))  # a function; a host may be called nccl-0
+        # a function: no type of a parameter, and no host that is called nccl-0
+        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
 )

@@ -30,6 +30,8 @@ says(
 says(
     "stack-debugger",
     "stop reason = signal SIGSTOP",
+    "(gdb) bt",
+    "(gdb) thread apply",
     " (Thread 0x{thread:hex} (LWP {pid:int})",  # newer: the name of the thread behind it
     why="lldb or gdb was attached to a process; the stack of this thread follows.",
 )
@@ -38,6 +40,13 @@ says(
     "ncclCommAbort",
     why="A thread's stack leads through ncclCommAbort.",
     where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
+)
+says(
+    "stack-mpi",
+    "in PMPI_{call:word}",
+    "in MPI_{call:word}",
+    why="A thread's stack leads through a call of MPI.",
+    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None,
 )
 says(
     "stack-bootstrap",

@@ -135,6 +135,7 @@ says(
     "communicator was aborted",
     "communicator was revoked",
     "has been destroyed or aborted",
+    "(root should be in the 0..-1 range)",
     role=S,
     cause="app.straggler-timeout",
     strength=0.28,
@@ -247,19 +248,19 @@ says(
 )
 says(
     "colossalai-failed",
-    "Error: failed to run torchrun {command} on {host}",
     "Error: failed to run torchrun",
     role=S,
     cause="app.rank-exception",
     strength=0.4,
     fold="the launcher reports a failed process",
-    title="colossalai's launcher says that torchrun failed on {host}; why, it does not say",
+    title="colossalai's launcher says that torchrun failed; why, it does not say",
     why="colossalai run starts torchrun on each host (over ssh elsewhere) and swallows what it said: start that torchrun there by hand.",
 )
 _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself
 says(
     "child-terminated",
     "Child process with PID {pid:int} terminated with code {code:int}",
+    "Container rank {rank:int} status failed cmd {command} code {code:int} log",  # Paddle's launcher
     "Forcefully terminating all other processes to avoid zombies",
     "died, exit code: {code:int}",
     "exits with return code = {code:int}",

@@ -277,7 +277,9 @@ says(
     strength=0.8,
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
-    where=lambda groups, line: not re.search(r"PCIe|libfabric|\bOFI\b|\bcxi|\bUCX\b", line),
+    where=lambda groups, line: (
+        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|\bUCX\b|status -3 \(", line)
+    ),  # status -3: UCX's
 )
 
 # --- containers
@@ -337,7 +339,7 @@ says(
     "NODE_FAIL",
     "NodeNotReady",
     "Kubelet stopped posting node status",
-    "has been marked dead because the detector has missed too many heartbeats",
+    " has missed too many heartbeats from it",
     "because its node has died",
     "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
@@ -369,6 +371,16 @@ says(
 )
 
 says(
+    "raylet-ended",
+    "Raylet failed. Shutting down",
+    "Raylet is terminated",
+    "raylet process died",
+    cause="sys.node-failure",
+    strength=0.55,
+    title="Ray's daemon (raylet) on a node ended: crashed, killed for memory, or Ray was stopped there",
+    why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
+)
+says(
     "mpi-daemon-lost",
     "has lost communication with a remote daemon",
     cause="sys.node-failure",
@@ -384,6 +396,7 @@ says(
     "memory cgroup out of memory",
     "reached its memory limit",
     "cannot allocate memory",
+    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
     "Unable to allocate {size} for an array",
     "ArrayMemoryError",
     "Memory limit exceeded",
@@ -463,7 +476,6 @@ says(
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
-    "CrashLoopBackOff",
     cause="sys.container",
     strength=0.66,
     title="the container could not be started",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Evidence, Finding
 from nccl_doctor.findings.playbooks import for_finding
-from nccl_doctor.report.console import fix_text, setting_reason
+from nccl_doctor.report.console import setting_reason
 from nccl_doctor.report.safe_text import visible
 
 
@@ -29,7 +29,7 @@ def paragraph(item: Finding, evidence: int = 10) -> str:
         more = len(item.evidence) - evidence
         lines.append(f"  ... and {more} more line{'s' * (more > 1)} of proof")
     for fix in item.fixes:
-        lines.append(f"fix: {visible(fix_text(fix))}")
+        lines.append(f"fix: {visible(fix.told)}")
         if fix.command:  # by itself at the end of its line: it is there to be copied
             lines.append(
                 f"  on {visible(fix.host)}: {visible(fix.command)}" if fix.host else f"  {visible(fix.command)}"

@@ -21,12 +21,12 @@ from nccl_doctor.facts.topology import PciDevice, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix, TopologyError, parse
 from nccl_doctor.facts.topology_paths import to_network, uneven
 from nccl_doctor.report.safe_text import moment
-from nccl_doctor.rules.collectives import pair_rates
+from nccl_doctor.rules.collective_rates import pair_rates
 from nccl_doctor.rules.drift import DriftRow
-from nccl_doctor.rules.engine import Host, reached
+from nccl_doctor.rules.engine import Host, facts_of, reached
 from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.localise import Pair
-from nccl_doctor.rules.software import drift_table
+from nccl_doctor.rules.software_drift import drift_table
 
 SQUARE_UP_TO = 48  # hosts: beyond this a square of cells is neither readable nor small; the worst pairs are listed
 WORST_SHOWN = 40
@@ -134,7 +134,7 @@ def heatmaps(bundle: Bundle, runs: Sequence[tuple[str, Outcome]] = ()) -> list[H
 
 def _exchanges(bundle: Bundle, runs: Sequence[tuple[str, Outcome]]) -> list[Heatmap]:
     """What pairs of hosts exchanged within the collectives: over NCCL's network where the ranks used NCCL, else Gloo's."""
-    facts = {host.name: fact for host in reached(bundle) if (fact := host.want(Collectives)) is not None}
+    facts = facts_of(reached(bundle), Collectives)
     backend = next((fact.backend for fact in facts.values() if fact.backend), "")
     measured = [(f"Exchange of host pairs over {backend or 'the collectives'}", pair_rates(facts))]
     for label, run in runs:
@@ -198,7 +198,7 @@ def _number(value: float) -> str:
 def drift(bundle: Bundle) -> list[DriftLine]:
     """The tables of hardware and software, folded: subjects that differ first, of each its commonest values."""
     hosts = reached(bundle)
-    every = {host.name: fact for host in hosts if (fact := host.want(Software)) is not None}
+    every = facts_of(hosts, Software)
     rows = [*hardware_table(hosts, bundle.plan), *drift_table(every)]
     rows = sorted(rows, key=lambda row: row.equal)
     return [_drift_line(row) for row in rows]

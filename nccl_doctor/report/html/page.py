@@ -130,16 +130,15 @@ def matrix(report: Report) -> list[Row]:
             state, why = ("effect", f"{item.id}, explained by {under}") if under else (item.severity.value, item.id)
             for host in item.hosts or report.hosts:
                 note(host, item.stage, state, why)
-    skipped = {stage.name: stage.reason for stage in report.stages if stage.state == "skipped"}
+    # What applies to no host that was reached may apply to one that was not: a gap of that host is told in its place.
+    usual = {
+        stage.name: ("skipped", {stage.reason}) if stage.state == "skipped" else ("pass", set())
+        for stage in report.stages
+    }
     states = {item.host: item.state for item in decide_hosts(report)}
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for host in report.hosts:
-        row = tuple(
-            ("skipped", skipped[stage.name])
-            if stage.name in skipped
-            else _cell(*cells[host].get(stage.name, ("pass", set())))
-            for stage in report.stages
-        )
+        row = tuple(_cell(*cells[host].get(name, usual[name])) for name in usual)
         groups.setdefault((states[host], row), []).append(host)
     rank = {"bad": 0, "unknown": 1, "suspect": 2, "healthy": 3}
     rows = [Row(fold(hosts), len(hosts), state, row) for (state, row), hosts in groups.items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.env import recommend
-from nccl_doctor.env.recommend import HostNeeds
+from nccl_doctor.env.recommend_model import Advice, HostNeeds, Line, Purpose
 from nccl_doctor.explain import advice
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.rules import judge
@@ -39,7 +39,7 @@ def test_explain_has_no_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_how_to_record_a_hang_is_what_recommend_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TORCH_NCCL_TRACE_BUFFER_SIZE=2000" in advice._record_again("2.4.0")
-    monkeypatch.setattr(recommend, "recorder", lambda _: (EnvAdvice("MARK", "1", ""),))
+    monkeypatch.setattr(advice, "recorder", lambda _: (EnvAdvice("MARK", "1", ""),))
     assert "run again with MARK=1," in advice._record_again("2.4.0")
 
 
@@ -48,10 +48,10 @@ def test_check_has_no_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
     seen: list[tuple[HostNeeds, ...]] = []
 
-    def answer(hosts: tuple[HostNeeds, ...], *_: object) -> recommend.Advice:
+    def answer(hosts: tuple[HostNeeds, ...], *_: object) -> Advice:
         seen.append(hosts)
-        line = recommend.Line(EnvAdvice("MARK", "1", ""), 1.0, "")
-        return recommend.Advice(NAMES, recommend.Purpose.RUN, (line,), (), (), (), "")
+        line = Line(EnvAdvice("MARK", "1", ""), 1.0, "")
+        return Advice(NAMES, Purpose.RUN, (line,), (), (), (), "")
 
     monkeypatch.setattr(judge, "recommend", answer)
     assert [item.name for item in judge.judge(Builder().bundle()).env] == ["MARK"]

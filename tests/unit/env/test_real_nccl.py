@@ -19,6 +19,7 @@ from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.extract import conf
 from nccl_doctor.env.extract import log as log_reader
 from nccl_doctor.env.nccl_conf import CONF_FILE_VARIABLE_SINCE, effective, parse_line
+from nccl_doctor.env.recommend_model import HostNeeds, Line, Purpose
 from nccl_doctor.env.socket_interface import nccl_bootstrap
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine
 from nccl_doctor.findings.model import EnvAdvice
@@ -165,10 +166,8 @@ def test_the_environment_wins_and_in_a_file_the_first_line(
 def test_a_recommended_nccl_conf_is_taken(release: str, tmp_path: Path) -> None:
     if not versions.at_least(asker.version_of(LIBRARIES[release]), CONF_FILE_VARIABLE_SINCE):
         pytest.skip("this release does not know NCCL_CONF_FILE")
-    hung = recommend.recommend(
-        [recommend.HostNeeds("a", nccl_version=release, torch_version="2.4.0")], (), recommend.Purpose.HANG
-    )
-    listed = recommend.Line(EnvAdvice("NCCL_SOCKET_IFNAME", "=lo", "the only one here"), 1.0, "a fact")
+    hung = recommend.recommend([HostNeeds("a", nccl_version=release, torch_version="2.4.0")], (), Purpose.HANG)
+    listed = Line(EnvAdvice("NCCL_SOCKET_IFNAME", "=lo", "the only one here"), 1.0, "a fact")
     conf = advice_conf(msgspec.structs.replace(hung, lines=(*hung.lines, listed))).replace("/tmp/", f"{tmp_path}/")
     answer = asker.ask(LIBRARIES[release], {}, conf.encode(), debug=False)
     (log,) = tmp_path.glob("nccl-*.log")

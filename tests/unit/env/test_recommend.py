@@ -15,7 +15,8 @@ import yaml
 from nccl_doctor.env.extract import conf, shell
 from nccl_doctor.env.gid import GidEntry
 from nccl_doctor.env.interface_advice import Attempt
-from nccl_doctor.env.recommend import Advice, FabricPort, HostNeeds, Note, Purpose, recommend
+from nccl_doctor.env.recommend import recommend
+from nccl_doctor.env.recommend_model import Advice, FabricPort, HostNeeds, Note, Purpose
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine, Device, Interfaces
 from nccl_doctor.report import env as report
 
@@ -63,6 +64,7 @@ def left(advice: Advice, name: str) -> str:
 def test_a_healthy_cluster_needs_nothing() -> None:
     advice = recommend([host(1, ports=(rail("mlx5_0"),)), host(2, ports=(rail("mlx5_0"),))])
     assert not advice.lines and not advice.unknown and not advice.notes
+    assert report.advice_text(advice).startswith("nothing needs setting on ")
     assert "eth0" in left(advice, "NCCL_SOCKET_IFNAME")
     assert "InfiniBand" in left(advice, "NCCL_IB_GID_INDEX")
     assert "all active RDMA ports are rails" in left(advice, "NCCL_IB_HCA")
@@ -117,6 +119,8 @@ def test_of_a_host_s_addresses_those_that_more_peers_reach_are_taken() -> None:
 def test_unknown_interfaces_are_said() -> None:
     advice = recommend([host(1), host(2, interfaces=None)])
     assert not advice.lines and any("n2" in item for item in advice.unknown)
+    assert report.advice_text(advice).startswith("not known whether anything needs setting on n")
+    assert report.advice_text(recommend([host(1), host(2)])).startswith("nothing needs setting on n")
 
 
 def test_the_front_end_card_is_kept_out() -> None:

@@ -75,7 +75,16 @@ def test_without_a_gain_defaults_are_best() -> None:
 
 def test_a_gain_within_the_noise_is_not_claimed() -> None:
     result = tune([Candidate({"A": "1"})], machine({"A=1": 0.97}, noise=0.10), rounds=4)
-    assert result.best is None and result.trials[0].verdict is Verdict.NO_DIFFERENCE
+    assert result.best is None and result.trials[0].verdict is Verdict.CANNOT_TELL
+
+
+def test_a_gain_that_the_noise_may_hide_does_not_make_the_default_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tune([Candidate({"OMP_NUM_THREADS": "2"})], machine({}, noise=0.4), rounds=3)
+    assert result.trusted and result.best is None and not result.decided
+    monkeypatch.setattr(tune_fleet, "tune_over", lambda *_, **__: result)
+    cli._load_commands()
+    done = CliRunner().invoke(cli.app, ["env", "tune", "allreduce"])
+    assert done.exit_code == 4 and "may hide in the noise" in done.output and "best" not in done.output
 
 
 def test_a_drifting_cluster_favours_nobody() -> None:

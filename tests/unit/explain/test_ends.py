@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.explain.model import Explanation, Verdict
+from nccl_doctor.explain.signatures import all_signatures
 from tests.unit.explained import explain_text
 
 
@@ -34,6 +35,48 @@ _XID = "[ 8100.2] NVRM: Xid (PCI:0000:21:00): 79, pid=70, GPU has fallen off the
 _WITHOUT_P2P = (
     "$ NCCL_P2P_DISABLE=1 torchrun --nproc_per_node=2 net.py\nepoch 0 loss 1.5\nepoch 1 loss 1.2\nepoch 2 loss 1.0\n"
 )
+
+
+def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
+    got = explain_text(_SET_UP)
+    assert got.verdict is Verdict.UNDECIDED and "logs end there" in got.sentence
+    assert "hang" in got.next[0] and all(item.confidence < 0.3 for item in got.causes)
+    assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "        self.global_step += 1",
+        "    if step % 10 == 0:",
+        "  for epoch in range(3):",
+        "    epoch, loss = self.fit(epoch 1)",
+    ],
+)
+def test_a_line_of_code_is_no_step(code: str) -> None:
+    progress = all_signatures()["progress"]
+    assert progress.match(code) is None
+    assert progress.match("=== Epoch 3 === loss: 0.1 lr = 2e-4") is not None
+
+
+_STORE_GONE = (
+    "[2024-03-04 02:37:{second}] torch.distributed.elastic.rendezvous.dynamic_rendezvous: [WARNING] The node 'srv_9_0' has failed "
+    "to send a keep-alive heartbeat to the rendezvous '7' due to an error of type RendezvousConnectionError.\n"
+)
+
+
+@pytest.mark.parametrize(("second", "same_job"), [("11,100", False), ("02,100", True)])
+def test_an_end_that_is_older_than_the_trouble_above_it_is_another_jobs(second: str, same_job: bool) -> None:
+    log = _STEPS + _STORE_GONE.format(second=second) * 2 + "2024-03-04 02:37:02,021 INFO Training finished\n"
+    assert (explain_text(log).verdict is Verdict.HEALTHY) is same_job
+
+
+def test_steps_without_an_end_are_healthy_as_far_as_the_log_goes() -> None:
+    got = explain_text(_SET_UP + _STEPS)
+    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they end while the work goes on")
+    assert got.next == ("if the job stands still now: nccl-doctor hang --hosts HOSTFILE",)
+    ended = explain_text(_SET_UP + _STEPS + "Training complete.\n")
+    assert ended.sentence == "nothing in these logs failed" and not ended.next
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -18,8 +17,9 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.files import explain_paths, number_lines, read_file
 from nccl_doctor.explain.model import Explanation, LogSource
-from nccl_doctor.explain.readers import inputs
-from nccl_doctor.explain.readers.scan import Scanner, plan, scan_descriptor
+from nccl_doctor.explain.readers import inputs, scan, steps
+from nccl_doctor.explain.readers.plan import plan
+from nccl_doctor.explain.readers.scan import Scanner, scan_descriptor
 
 CASES = sorted((Path(__file__).parents[2] / "cases" / "explain").glob("*.md"))
 _BLOCK = re.compile(r"^```log (\S+)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -60,8 +60,12 @@ def _lines(path: Path) -> int:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("nccl_doctor.explain.readers.scan")
-    for name, value in (("PIECE", 4 << 10), ("SAMPLE_ALL", 8 << 10), ("SAMPLE_STEP", 8 << 10)):
+    for module, name, value in (
+        (scan, "PIECE", 4 << 10),
+        (scan, "SAMPLE_ALL", 8 << 10),
+        (steps, "SAMPLE_ALL", 8 << 10),
+        (steps, "SAMPLE_STEP", 8 << 10),
+    ):
         monkeypatch.setattr(module, name, value)
 
 

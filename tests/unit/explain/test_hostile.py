@@ -7,15 +7,19 @@ import json
 import re
 import time
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.diagnoses import speed
+from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers import prefix
-from nccl_doctor.explain.readers.scan import LINE_LIMIT
+from nccl_doctor.explain.readers.scan import LINE_LIMIT, scan
 from nccl_doctor.explain.signatures import all_signatures
+from nccl_doctor.explain.summary import Summary
 from nccl_doctor.report.explanation import to_json
 from nccl_doctor.report.explanation_text import print_explanation
 from tests.unit.explained import explain_text
@@ -49,6 +53,36 @@ def test_json_is_valid_whatever_the_bytes() -> None:
 @given(st.binary(max_size=3000))
 def test_any_bytes_are_survived(data: bytes) -> None:
     json.loads(to_json(explain_text(data)))
+
+
+def _of_digits(digits: str) -> list[str]:
+    """Every message with a number that nothing counts to, where it has a number."""
+    texts = [template.text for signature in all_signatures().values() for template in signature.templates]
+    filled = [
+        re.sub(r"\{[a-z_]*:(?:int|num|hex)\}", digits, text) for text in texts if re.search(":(?:int|num|hex)}", text)
+    ]
+    prefixes = (
+        "[rank{}]: ",
+        "rank {}: ",
+        "[1,{}]<stdout>: ",
+        "{}: ",
+        "[default{}]:",
+        "[{}] ",
+        "(Worker rank={} pid=7) ",
+        "[PG ID 0 Rank {}] ",
+    )
+    return [re.sub(r"\{[^}]*\}", "x", text) for text in filled] + [
+        prefix.replace("{}", digits) + "RuntimeError: it failed" for prefix in prefixes
+    ]
+
+
+@pytest.mark.parametrize("digits", ["9" * 20, "9" * 5000])
+def test_a_number_that_nothing_counts_to_is_survived(digits: str) -> None:
+    """Python refuses to read more than 4,300 digits, and summaries are sent with at most 64 bits."""
+    lines = _of_digits(digits)
+    for at in range(0, len(lines), 40):
+        summary = scan(LogSource("log", "\n".join(lines[at : at + 40])))
+        json.loads(to_json(explain(msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=Summary))))
 
 
 def _seconds(call: object, line: str) -> float:

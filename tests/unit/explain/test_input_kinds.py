@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
 import lzma
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +22,10 @@ from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
 from nccl_doctor.facts import bundle
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Evidence, Severity, finding
+from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
+from nccl_doctor.report.explanation import to_json
+from nccl_doctor.report.explanation_text import print_explanation
+from nccl_doctor.report.terminal import text_console
 from tests.unit.explained import explain_text
 from tests.unit.facts_builder import Builder
 
@@ -80,6 +87,53 @@ def test_nothing_to_judge_is_not_healthy(tmp_path: Path, content: bytes, said: s
     assert code == ExitCode.NOTHING_CHECKED
     assert document["verdict"] == "undecided"
     assert document["sentence"] == f"{said}: there is no verdict"
+
+
+def _compressed(kind: str, text: bytes) -> bytes:
+    return {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}[kind](text)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bzip2"])
+def test_what_stands_before_the_break_of_a_compressed_log_is_read(tmp_path: Path, kind: str) -> None:
+    before, after = (b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(20_000)) for _ in range(2))
+    packed = _compressed(kind, before + _LINE.encode() + after)
+    (tmp_path / "job.log").write_bytes(packed[: len(packed) * 3 // 4])
+    code, document = _run(tmp_path / "job.log")
+    assert code == ExitCode.FINDINGS and document["causes"][0]["id"].startswith("gpu.duplicate")  # type: ignore[index]
+    assert "broken off" in document["problems"][0]["problem"]  # type: ignore[index]
+
+
+def test_a_log_of_which_a_part_could_not_be_read_is_not_healthy(tmp_path: Path) -> None:
+    steps = b"".join(b"step %d loss %d.5\n" % (number, number % 7) for number in range(5000))
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(gzip.compress(steps + b"Training complete.\n"))
+    code, document = _run(path)
+    assert (code, document["verdict"]) == (ExitCode.HEALTHY, "healthy")
+    path.write_bytes(path.read_bytes()[:-2000])
+    code, document = _run(path)
+    assert (code, document["verdict"]) == (ExitCode.INCOMPLETE, "undecided")
+    told = CliRunner().invoke(app, ["explain", str(path)]).output
+    assert "? nothing in what could be read of these logs failed" in told and "✓" not in told
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bzip2"])
+@pytest.mark.parametrize("piped", [True, False])
+def test_standard_input_may_be_compressed(tmp_path: Path, kind: str, piped: bool) -> None:
+    command = [sys.executable, "-m", "nccl_doctor", "explain", "--format", "json", "-"]
+    packed = _compressed(kind, _LINE.encode())
+    if piped:
+        done = subprocess.run(command, input=packed, capture_output=True, timeout=300)
+    else:
+        (tmp_path / "job").write_bytes(packed)
+        with (tmp_path / "job").open() as stream:
+            done = subprocess.run(command, stdin=stream, capture_output=True, timeout=300)
+    assert json.loads(done.stdout)["causes"][0]["id"].startswith("gpu.duplicate"), done.stderr
+
+
+def test_standard_input_that_is_no_text_is_refused() -> None:
+    command = [sys.executable, "-m", "nccl_doctor", "explain", "-"]
+    done = subprocess.run(command, input=bytes(range(256)) * 40, capture_output=True, timeout=300)
+    assert done.returncode == ExitCode.NOTHING_CHECKED and b"stdin: is no text" in done.stderr
 
 
 def test_a_binary_beside_a_log_is_told_and_the_log_is_read(tmp_path: Path) -> None:
@@ -170,6 +224,20 @@ def test_a_fault_that_both_show_comes_first() -> None:
     assert (told.verdict, told.causes[0].id) == (Verdict.CAUSE_FOUND, wanted)
     assert proof in told.causes[0].evidence
     assert len(told.causes) == len(log.causes)
+
+
+def test_faults_that_a_run_proved_are_told_as_check_tells_them() -> None:
+    """Each fix with its own command and host, each proof with its host; a second fault is no less likely than the first."""
+    proof = Evidence("80 MiB not acknowledged", "tcp_info", host="gpu03")
+    fixes = [Fix("does new traffic pass?", "nccl-doctor check -H gpu02"), Fix("see what drops it", "nft list", "gpu02")]
+    faults = [finding(id, Severity.FAIL, "it is", proof, fixes=fixes) for id in ("net.mtu.black-hole", "sys.disk-full")]
+    told = saved_runs.tell(explain_text(""), [saved_runs.SavedRun("a.ndb", tuple(faults), 2)], False)
+    print_explanation(told, text_console(shown := io.StringIO()))
+    lines = [line.strip() for line in shown.getvalue().splitlines()]
+    assert "gpu03:tcp_info  80 MiB not acknowledged" in lines and "also found         sys.disk-full (0.99)" in lines
+    at = lines.index("fix now            does new traffic pass?")
+    assert lines[at + 1 : at + 4] == ["nccl-doctor check -H gpu02", "see what drops it", "on gpu02: nft list"]
+    assert json.loads(to_json(told))["causes"][0]["fixes"][1]["host"] == "gpu02"
 
 
 def test_what_a_run_left_open_is_not_healthy() -> None:

@@ -20,7 +20,8 @@ import pytest
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Explanation, LogSource
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import bystanders
+from nccl_doctor.explain.readers.inputs import identity
 from tests.unit.explain.test_cases import CASES, logs_of
 
 Change = Callable[[list[LogSource]], list[LogSource]]
@@ -44,13 +45,13 @@ level=info ts=2026-01-02T03:04:05Z caller=main.go:17 msg="scrape finished" targe
 
 def _each_line(wrap: Callable[[str], str]) -> Change:
     return lambda logs: [
-        msgspec.structs.replace(log, lines="".join(f"{wrap(line)}\n" for line in str(log.lines)[:-1].split("\n")))
+        msgspec.structs.replace(log, content="".join(f"{wrap(line)}\n" for line in str(log.content)[:-1].split("\n")))
         for log in logs
     ]
 
 
 def _each_log(wrap: Callable[[str], str]) -> Change:
-    return lambda logs: [msgspec.structs.replace(log, lines=wrap(str(log.lines))) for log in logs]
+    return lambda logs: [msgspec.structs.replace(log, content=wrap(str(log.content))) for log in logs]
 
 
 def _renamed(logs: list[LogSource]) -> list[LogSource]:
@@ -182,7 +183,7 @@ def test_a_packed_log_is_the_same_log(pack: Callable[[bytes], bytes], tmp_path: 
         there = tmp_path / path.stem
         there.mkdir()
         for log in logs:
-            (there / Path(log.name).name).with_suffix(".log.z").write_bytes(pack(str(log.lines).encode()))
+            (there / Path(log.name).name).with_suffix(".log.z").write_bytes(pack(str(log.content).encode()))
         if len(logs) == 1:
             assert _answer(explain_paths([str(there)]), ranks=True) == _answer(before, ranks=True), path.stem
 
@@ -227,10 +228,37 @@ def test_the_guilty_rank_is_blamed_whoever_it_is_and_however_the_logs_were_kept(
         assert (found.causes[0].id, found.causes[0].ranks) == ("app.rank-exception", (guilty,)), way
 
 
+def test_what_only_a_files_name_says_of_its_rank_is_true_of_all_its_lines() -> None:
+    """As torchrun keeps the logs of a worker (--redirects): the last words of the rank that the others wait for count."""
+    work = "WorkNCCL(SeqNum=581, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000)"
+    logs = {}
+    for rank in range(4):
+        lines = [f"2026-11-20 03:{minute:02d}:00 | INFO | step {minute} | loss 1.8" for minute in range(22)]
+        if rank == 0:
+            lines += [
+                f"2026-11-20 03:{22 + 2 * part}:05 | INFO | saving checkpoint shard {part} of 16" for part in range(8)
+            ]
+        else:
+            at = "[E1120 03:32:42.123456789 ProcessGroupNCCL.cpp:632]"
+            lines += [
+                f"{at} [Rank {rank}] Watchdog caught collective operation timeout: {work} ran for 600012 milliseconds",
+                f"{at} [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by watchdog at work sequence id: 581 "
+                "PG status: last enqueued work: 581, last completed work: 580",
+            ]
+        logs[rank] = lines
+    tagged = [f"[rank{rank}]: {line}" for rank, lines in logs.items() for line in lines]
+    names = {rank: f"attempt_0/{rank}/stderr.log" for rank in logs}
+    told = analyse([LogSource("job.log", "\n".join(tagged))])
+    apart = analyse([LogSource(names[rank], "\n".join(logs[rank]), *identity(names[rank])) for rank in logs])
+    for found in (told, apart):
+        assert (found.causes[0].id, found.causes[0].ranks) == ("app.straggler-timeout", (0,)), found.sentence
+        assert "saving checkpoint" in found.sentence
+
+
 def test_a_services_line_is_no_sign_of_a_job() -> None:
     """Its job may have failed, or stand still: what a daemon has finished says nothing of that."""
     found = analyse([LogSource("services.log", SERVICES * 3)])
     assert not found.causes and not found.evidence
     lines = [line for line in SERVICES.splitlines() if ".go:" in line or re.search(r"(?:sshd|CRON|systemd)\[", line)]
-    assert lines and all(prefix.is_of_a_service(line) for line in lines)
-    assert not prefix.is_of_a_service("node-1: I1120 03:32:42.123456 77 ProcessGroupNCCL.cpp:632] step 5")
+    assert lines and all(bystanders.is_of_a_service(line) for line in lines)
+    assert not bystanders.is_of_a_service("node-1: I1120 03:32:42.123456 77 ProcessGroupNCCL.cpp:632] step 5")

@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.explain import files, matcher
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
-from nccl_doctor.explain.readers import inputs, prefix, scan
+from nccl_doctor.explain.readers import content, inputs, kept, prefix, scan
 from nccl_doctor.explain.template import Template
 
 
@@ -111,7 +111,7 @@ def test_a_line_of_any_length_costs_no_memory() -> None:
     summary = scan.scan(LogSource("log", pieces()))  # type: ignore[arg-type]
     assert summary.lines == 3
     assert summary.groups["cuda-oom"].hits[0].line == 3
-    assert max(len(hit.text) for group in summary.groups.values() for hit in group.hits) <= scan.QUOTE_LIMIT
+    assert max(len(hit.text) for group in summary.groups.values() for hit in group.hits) <= kept.QUOTE_LIMIT
 
 
 def test_progress_bars_with_carriage_returns() -> None:
@@ -144,8 +144,8 @@ def test_zstd_log(tmp_path: Path) -> None:
 
 
 def test_gzip_bomb_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "FREE_INFLATED", 1 << 20)
-    monkeypatch.setattr(inputs, "MAX_RATIO", 100)
+    monkeypatch.setattr(content, "FREE_INFLATED", 1 << 20)
+    monkeypatch.setattr(content, "MAX_RATIO", 100)
     (tmp_path / "bomb.log.gz").write_bytes(gzip.compress(b"EADDRINUSE\n" + b"\0" * (8 << 20)))
     (tmp_path / "fine.log").write_text("[rank0]: KeyError: 'RANK'\n")
     got = explain_paths([str(tmp_path)])
@@ -214,7 +214,7 @@ def test_what_a_process_says_of_many_channels_is_counted_and_the_last_is_known()
         ("n2", "1"),
     ]
     assert group.last is not None and group.last.line == len(lines) + 1 and group.last.text == lines[-1]
-    assert summary.last_of_rank[3].line == len(lines) + 1
+    assert summary.last_of_rank[3].text == "bye"
 
 
 def test_a_thousand_lines_of_talk_hide_neither_settings_nor_the_trail_of_an_error() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import candidates, topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import ending, shortened
@@ -261,15 +261,8 @@ def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str,
 def test_a_bar_that_is_drawn_but_stands_at_zero_is_no_step() -> None:
     bar = "r0 Training Epoch:   0%|          | 0/188 [00:00<?, ?it/s]"
     got = explain_text(f"{bar}\nnode1:3183:3183 [0] NCCL INFO Bootstrap : Using eno1:10.2.1.19<0>\n")
-    assert got.verdict is Verdict.UNDECIDED and any("py-spy" in step for step in got.next)
+    assert got.verdict is Verdict.UNDECIDED and any("nccl-doctor hang" in step for step in got.next)
     assert explain_text(f"{bar.replace('0/188', '1/188').replace('<?', '<02:10')}\n").verdict is Verdict.HEALTHY
-
-
-def test_who_is_not_named_is_a_peer() -> None:
-    title = explain_text(
-        "node1:7:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
-    ).causes
-    assert title[0].title.startswith("connections to a peer are dropped")
 
 
 def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
@@ -822,3 +815,239 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
     steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+
+
+def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
+    """Of a rank that said nothing, whatever the others, who did, ended with."""
+    rows = "\n".join(
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 70{rank})"
+        for rank, code in enumerate((1, 7, 3))
+    )
+    said = "".join(f"[rank{rank}]: RuntimeError: Connection closed by peer [10.0.0.4]:29097\n" for rank in (0, 1))
+    log = f"{said}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nFailures:\n{rows}\n"
+    got = explain_text(log)
+    assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
+    assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
+    assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
+
+
+def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
+    """A traceback has no time: it stands where its launcher's next line does."""
+
+    def console(second: int, said: str) -> str:
+        stamp = f"1122 08:55:{second}.608000 29638 torch/distributed/elastic/multiprocessing/api.py"
+        start = "W1122 08:50:00.100000 29638 torch/distributed/run.py:766] Setting OMP_NUM_THREADS\n"
+        exited = f"E{stamp}:1002] failed (exitcode: 1) local_rank: 0 (pid: 29852) of binary: /usr/bin/python\n"
+        return f"{start}{said}\n{exited}"
+
+    lost = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.3]:26542"
+    late, early = console(30, lost), console(28, "[rank1]: KeyError: 'sample'")
+    told = analyse([LogSource("a.log", late), LogSource("b.log", early)]).timeline
+    assert [(item.who, item.file) for item in told if not item.when] == [("rank 1", "b.log"), ("rank 0", "a.log")]
+    assert next(item.when for item in told if item.when) == "08:55:28"
+
+
+def test_no_title_shows_a_hole() -> None:
+    """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
+    dangling = re.compile(r"[{?]|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
+    for signature in all_signatures().values():
+        for template in signature.templates if signature.title else ():
+            told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
+            title = candidates._title(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
+            assert not dangling.search(title), (template.text, title)
+
+
+def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
+    got = explain_text(
+        "h1:39:40 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+        "Software caused connection abort\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED
+    assert {cause.id for cause in got.causes[:2]} == {"net.firewall", "net.peer-lost"}
+    assert got.causes[0].title != got.causes[1].title
+
+
+def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
+    failed = "w1 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
+    got = explain_text(
+        "w1 nv-fabricmanager[4]: request to query NVSwitch device information from NVSwitch driver failed with error:"
+        f"WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]\n{failed}"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
+    assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
+
+
+def test_horovods_older_table_names_the_rank_too() -> None:
+    log = (
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+        "and are waiting for remainder of ranks for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n"
+    )
+    got = explain_text(log)
+    assert got.causes[0].ranks == (6,) and got.sentence.startswith("rank 6 did not submit")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[login3:29852] mca_base_component_repository_open: unable to open mca_pml_pami: libpami.so.3: cannot open shared "
+        "object file: No such file or directory (ignored)",
+        "n1:205:772 [1] NCCL INFO dlvsym failed on mlx5dv_reg_dmabuf_mr - /lib/libmlx5.so.1: undefined symbol: "
+        "mlx5dv_reg_dmabuf_mr, version MLX5_1.25 version MLX5_1.25",
+        "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
+        "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
+        "WARNING: There was an error initializing an OpenFabrics device.",
+        "[1748.11] [n1:3019:0]     ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.20, actual 1.18.0",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : SM change",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: P_Key change(12)",
+        "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : last WQE reached",
+    ],
+)
+def test_what_a_library_goes_without_is_no_guess(line: str) -> None:
+    assert not explain_text(f"{line}\n").causes
+
+
+def test_a_fatal_adapter_is_no_failed_port() -> None:
+    got = explain_text(
+        "n1:815:864 [0] transport/net_ib.cc:80 NCCL WARN NET/IB : Got async event : local catastrophic error\n"
+    )
+    assert got.causes[0].title == "a network adapter failed while the job ran"
+
+
+def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
+    got = explain_text(
+        "n1:238:1219 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69f): local access "
+        "violation work queue error\n"
+        "n1:238:1313 [0] transport/net_ib.cc:2451 NCCL WARN NET/IB: Got completion from peer 172.16.1.3<38081> with status=4 "
+        "opcode=0 len=0 vendor err 83 (Send) hca mlx5_0\n"
+    )
+    assert got.causes[0].id == "ib.gdr" and "net.mtu" not in {cause.id for cause in got.causes}
+
+
+def test_a_quoted_speaker_is_not_asked_for_again() -> None:
+    """The rank of a line is known from its process's init line, though the line itself names none."""
+    got = explain_text(
+        "n2:159:168 [0] NCCL INFO comm 0x55c6 rank 0 nranks 2 cudaDev 0 nvmlDev 2 busId 4c000 commId 0xbe1 - Init COMPLETE\n"
+        "n2:159:172 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.1.3<42211> with error 4, "
+        "opcode 0, len 0, vendor err 81 (Send) localGid ::ffff:10.1.2.161 remoteGid ::ffff:10.1.2.163\n"
+    )
+    assert got.causes[0].ranks == (0,) and not any("logs of rank 0" in step for step in got.next)
+
+
+def test_lines_of_no_job_ask_for_the_jobs_own() -> None:
+    got = explain_text("kernel: DMAR: No ATSR found\nkernel: DMAR: IOMMU feature fl1gp_support inconsistent\n")
+    assert got.verdict is Verdict.UNDECIDED and "what the job itself printed" in got.next[0]
+
+
+def test_a_program_before_its_message_is_no_host() -> None:
+    got = explain_text(
+        "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.\n"
+    )
+    assert got.causes[0].id == "gpu.driver" and not got.causes[0].hosts
+
+
+def test_dcgm_without_switches_is_no_fault_of_nvlink() -> None:
+    got = explain_text(
+        "2024-05-24 10:22:29.245 ERROR [5231:5273] [[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned Object is in an "
+        "undefined state [DcgmModuleNvSwitch.cpp:388] [DcgmNs::DcgmModuleNvSwitch::RunOnce]\n" * 3
+    )
+    assert not got.causes
+
+
+def test_an_efa_adapter_that_refuses_is_no_firewall() -> None:
+    got = explain_text(
+        "libfabric:7:17::efa:cq:efa_rdm_txe_handle_error():737<warn> err: 5, message: Remote memory registration is invalid, "
+        "has insufficient access flags or does not match IOVA My EFA addr: fi_addr_efa://[fe80::1]:0:1 (7)\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "net.firewall" not in {cause.id for cause in got.causes[:2]}
+
+
+def test_a_file_of_xla_is_no_variable_of_nccl() -> None:
+    text = "INTERNAL: xla/service/gpu/nccl_utils.cc:275: NCCL operation ncclCommInitRank(&comm, n, id, rank) failed: unhandled cuda error\n"
+    named = [cause.id for cause in explain_text(text).causes]
+    assert named[0] == "gpu.driver"
+    assert "env.bad-nccl-var" not in named
+
+
+def test_paddle_names_the_error_in_its_summary() -> None:
+    wrapper = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
+    wrapper += "paddle.fluid.core_avx.EnforceNotMet:\n\n"
+    told = (
+        "Error Message Summary:\n----------------------\nInvalidArgumentError: The last dim of Input(X) should be 4.\n"
+    )
+    assert "InvalidArgumentError" in explain_text(wrapper + told).causes[0].title
+
+
+def test_a_node_that_the_scheduler_names_is_blamed_and_not_the_schedulers_host() -> None:
+    told = "setting node {node} state to INVAL with reason:gres/gpu count reported lower than configured (3 < 4)"
+    line = f"May 23 12:49:52 mgmt1 slurmctld[80]: error: {told.format(node='gpu1')}\n"
+    assert explain_text(line).causes[0].hosts == ("gpu1",)
+    assert explain_text("salloc: error: Node failure on worker-1, cancelling\n").causes[0].hosts == ("worker-1",)
+
+
+def test_what_open_mpi_goes_without_is_no_guess() -> None:
+    notes = (
+        "was unable to find any relevant network interfaces:\n"
+        "Another transport will be used instead, although this may result in\n"
+        '[gpu5:36] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
+    )
+    assert explain_text(notes).causes == ()
+
+
+def test_one_gpu_of_two_hosts_of_the_same_name_is_none_for_two_ranks() -> None:
+    line = "{host}:{pid}:9 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x{comm} - Init {what}\n"
+
+    def named(host: str, comms: str = "aa", what: str = "START") -> bool:
+        text = "".join(
+            line.format(host=host, pid=7 + rank, rank=rank, comm=comm, what="START") for rank, comm in enumerate(comms)
+        )
+        text += line.format(host=host, pid=7, rank=0, comm="a", what=what)
+        return "gpu.duplicate" in [cause.id for cause in explain_text(text).causes]
+
+    assert named("gpu1")
+    assert not named("localhost")  # what every machine calls itself
+    assert not named("gpu1", comms="ab")  # two jobs
+    assert not named("gpu1", what="COMPLETE")  # NCCL was told to allow it
+
+
+@pytest.mark.parametrize(("magic", "named"), [("74656d2f20544547", True), ("83d1a0f27700b9c4", False)])
+def test_what_a_foreign_program_said_is_read(magic: str, named: bool) -> None:
+    told = (
+        f"n9:166:1226 [0] misc/socket.cc:484 NCCL WARN socketFinalizeAccept: wrong magic {magic} != 7970663b906d70b9\n"
+    )
+    titles = [cause.title for cause in explain_text(told).causes]
+    assert any("'GET /met'" in title for title in titles) is named
+
+
+def test_a_file_that_a_shell_misses_is_no_program() -> None:
+    started = "the program could not be started"
+    for missing, named in (("/usr/sbin/sshd", True), ("/data/list.txt", False)):
+        told = explain_text(f"/bin/bash: line 1: {missing}: No such file or directory\n")
+        assert any(started in cause.title for cause in told.causes) is named
+
+
+@pytest.mark.parametrize(("pid", "first"), [(4711, "app.straggler-timeout"), (4712, "sys.host-oom")])
+def test_a_ray_worker_that_its_own_watchdog_ended_did_not_run_out_of_memory(pid: int, first: str) -> None:
+    """Ray may tell of a worker's end before it passes the worker's last words on."""
+    told = f"(raylet) A worker died or was killed. Worker IP address: 10.0.0.9 Worker port: 34011 Worker PID: {pid} "
+    told += "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.\n"
+    told += "(RayWorker pid=4711) [E ProcessGroupNCCL.cpp:474] [Rank 0] Watchdog caught collective operation timeout: "
+    told += (
+        "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800305 milliseconds before timing out.\n"
+    )
+    assert explain_text(told).causes[0].id == first
+
+
+def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> None:
+    told = "2023-10-05T23:40:07Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:\n"
+    told += "[W socket.cpp:601] [c10d] The client socket has failed to connect to [localhost]:29500 "
+    told += "(errno: 99 - Cannot assign requested address).\n"
+    waited = "[E ProcessGroupNCCL.cpp:828] [Rank 1] Watchdog caught collective operation timeout: "
+    waited += "WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=60000) ran for 69027 milliseconds before timing out.\n"
+    names = [cause.id for cause in explain_text(told + waited).causes]
+    assert names[0] == "app.straggler-timeout"
+    assert "net.master-unreachable" not in names
+    assert "busy" not in explain_text(told + waited).causes[0].title
+
+
+def test_a_whole_ray_cluster_lacks_no_node() -> None:
+    assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()

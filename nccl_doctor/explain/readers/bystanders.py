@@ -1,0 +1,40 @@
+"""Lines that tell nothing of the job, whatever words they hold: of system services, of models, and lists of settings."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+# Daemons by their syslog tag, and the loggers of programs in Go (logfmt, klog), in which no training is written.
+_SERVICE = re.compile(
+    r"\b(?:systemd(?:-\w+)?|sshd|CRON|crond?|anacron|kubelet|containerd|dockerd|snapd|chronyd|ntpd|rsyslogd|dhclient|"
+    r"NetworkManager|auditd|logrotate|telegraf|sudo)\[\d+\]: |"
+    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg="
+)
+
+
+def is_of_a_service(text: str) -> bool:
+    """Whether a line is a system service's: it tells nothing of how a job goes on."""
+    return _SERVICE.search(text, 0, 200) is not None
+
+
+# A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
+_OF_A_MODEL = re.compile(r"\bPrompt: ['\"].*, Generated text: ['\"]|\b(?:Input|Output) \[Text \d+(?: Beam \d+)?\]: ")
+
+
+def is_of_a_model(text: str) -> bool:
+    """Whether a line is what a model was asked or has written: whatever it speaks of did not happen here."""
+    return ("Generated text: " in text or " [Text " in text) and _OF_A_MODEL.search(text) is not None
+
+
+_SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
+_COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
+MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event
+_DUMP = 600  # characters: a shorter line holds no such list
+
+
+def lists_settings(text: str) -> bool:
+    """Whether a line is a program's list of its settings: it proves no cause, whatever words their names hold."""
+    if len(text) < _DUMP or _COMPLAINS.search(text, 0, 200):
+        return False
+    return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS

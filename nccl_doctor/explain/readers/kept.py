@@ -1,0 +1,89 @@
+"""What is kept of one source's lines, by what was recognised in them."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import msgspec
+
+from nccl_doctor.explain.model import Hit, LogSource, Role
+from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.signatures import Signature
+from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
+
+QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
+_FEW = 40  # of lines that accuse nobody
+_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
+_SAME_DIGIT = str.maketrans("123456789", "000000000")
+
+
+class Said(msgspec.Struct):
+    """One line, the same with its prefixes taken off, its number, and the names of the signatures that recognised it."""
+
+    line: prefix.Line
+    text: str
+    number: int
+    known: list[str] = msgspec.field(default_factory=list)
+
+
+class Kept:
+    """Fills the summary of one source."""
+
+    def __init__(self, source: LogSource) -> None:
+        self.source = source
+        self.summary = Summary(files=1)
+        self._seen: dict[str, set[tuple[object, ...]]] = {}
+
+    def said(self, text: str, number: int) -> Said:
+        """A line of this source: what it does not say of its rank and host, the source says."""
+        line = prefix.parse(text)
+        if line.rank is None:
+            line.rank = self.source.rank
+        line.host = line.host or self.source.host
+        return Said(line, text, number)
+
+    def hit(self, name: str, said: Said, groups: dict[str, str] | None = None) -> Hit:
+        """The line as a hit of this signature."""
+        line = said.line
+        rank = line.rank if line.rank is not None else line.task
+        text = said.text[:QUOTE_LIMIT]
+        return Hit(name, self.source.name, said.number, text, groups or {}, rank, line.host, line.pid, line.seconds)
+
+    def add(self, signature: Signature, groups: dict[str, str], said: Said, times: int = 1) -> None:
+        """Count a hit, and keep it unless it says what another one said."""
+        group = self.summary.groups.setdefault(signature.name, HitGroup())
+        group.count += times
+        hit = self.hit(signature.name, said, groups)
+        last = group.last
+        if last is None or last.line <= said.number:
+            group.lasts[self.source.name] = hit
+        calm = signature.role in (Role.PROGRESS, Role.HARMLESS)
+        if len(group.hits) >= (_FEW if calm else KEEP_PER_FILE):
+            return
+        tail = _numberless(said.line.body[-160:].translate(_SAME_DIGIT))
+        distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), tail)
+        seen = self._seen.setdefault(signature.name, set())
+        if signature.every or distinct not in seen:
+            seen.add(distinct)
+            group.hits.append(hit)
+
+    def add_row(self, name: str, said: Said, groups: dict[str, str] | None = None) -> None:
+        """Keep a line that was recognised by where it stands, and not by its words."""
+        group = self.summary.groups.setdefault(name, HitGroup())
+        group.count += 1
+        if len(group.hits) < KEEP_PER_FILE:
+            group.hits.append(self.hit(name, said, groups))
+
+    def spoke(self, hit: Hit) -> None:
+        """Remember the last line of a rank."""
+        if hit.rank is None:
+            return
+        last = self.summary.last_of_rank.get(hit.rank)
+        if last is None or last.line <= hit.line:
+            self.summary.last_of_rank[hit.rank] = hit
+
+
+@functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
+def _numberless(text: str) -> str:
+    return _NUMBER.sub("#", text)
