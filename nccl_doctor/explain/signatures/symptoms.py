@@ -248,6 +248,7 @@ says(
 )
 says(
     "colossalai-failed",
+    "Error: failed to run torchrun {command} on {host}",
     "Error: failed to run torchrun",
     role=S,
     cause="app.rank-exception",
