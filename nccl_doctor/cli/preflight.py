@@ -142,6 +142,7 @@ def preflight(
         bundle = earlier
     _hosts.tell_interrupted(bundle)
     gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
+    _tell_master(bundle.plan, gate)
     code = exit_code(judged, gate)
     saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
     _hosts.keep(history, bundle, judged, "preflight", gate)
@@ -273,6 +274,15 @@ def _decide(
 
     judged = _hosts.judged(bundle, rules, rows)
     return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
+
+
+def _tell_master(plan: Plan, gate: Gate) -> None:
+    """Say that the job's master is another host than the one whose master port was tried."""
+    if gate.go and len(gate.chosen) > 1 and "ports" in plan.stages and plan.master not in gate.chosen:
+        _hosts.say(
+            f"port {plan.master_port} was tried on the master {plan.master}, which is not chosen: "
+            "of a master among the chosen it is not known (--master HOST tries it there)"
+        )
 
 
 def _write(path: Path, text: str) -> bool:

@@ -69,6 +69,8 @@ _RETRIES = frozenset(
         "gloo-closed",
         "probe-failed",
         "resources-missing",
+        "not-scheduled",
+        "waiting-for-placement",
         "serving-watchdog",
         "grpc-unavailable",
         "horovod-stall",

@@ -63,6 +63,13 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
     assert (tmp_path / "bad").read_text() == "gpu02\n"  # gpu04 is the spare, and good
 
 
+@pytest.mark.parametrize(("bad", "told"), [("gpu01", True), ("gpu02", False)])
+def test_that_no_chosen_host_s_master_port_was_tried_is_said(tmp_path: Path, bad: str, told: bool) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path, bad), "--min-hosts", "3")
+    said = "port 29500 was tried on the master gpu01, which is not chosen: of a master among the chosen it is not known"
+    assert done.returncode == 0 and (said in done.stderr) == told
+
+
 def test_a_job_that_cannot_be_run_is_127(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("#!/no/such/interpreter\n")
     (tmp_path / "job").chmod(0o755)

@@ -611,9 +611,10 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
 _RANK_NUMBER = re.compile(r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)")
 _NAMED = r"batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations"
 _COUNTED = r"rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches"
+_MEASURE = r"(?:m?s|sec\w*|min\w*|[KMGT]i?B)"  # of time or bytes: no count
 # "batches: 1250", or "32 files, 1250 batches per epoch": of one line each kind of thing is compared by itself.
 _BATCHES = re.compile(
-    rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?P<of>\d[\d,]*)|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
+    rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?P<of>\d[\d,]*)(?![\d,]*(?:\.\d|\s?{_MEASURE}\b))|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
 )
 _SHARE = 80  # letters behind the rank's number in which its share is told
 

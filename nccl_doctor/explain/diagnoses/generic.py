@@ -36,7 +36,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     (r"ibv_reg_mr|reg_mr|dmabuf|peermem", "ib.gdr", 0.55, "memory registration with the adapter fails"),
     (r"\bgid", "ib.gid-index", 0.55, "the GID of a port is in trouble"),
     (r"p2p_resiliency", "ib.port-down", 0.58, "NCCL's InfiniBand code lost a device"),
-    (r"net_ib\S* .*(?:CQE|completion)", "ib.retry-exceeded", 0.56, "an RDMA request failed"),
+    (r"net_ib\S* .*(?:CQE|completion|async)", "ib.retry-exceeded", 0.56, "an RDMA request failed"),
     (r"\bgin/|\brma/|\bGIN\b|\bRMA\b", "net.plugin", 0.5, "NCCL's one-sided transport (GIN, RMA) is refused"),
     (r"ibv_|net_ib|NET/IB|ibvwrap|mlx5", "ib.qp-connect", 0.55, "NCCL's InfiniBand code reports an error"),
     (r"shmutils|/dev/shm|shared memory|transport/shm", "sys.shm", 0.58, "shared memory fails"),
@@ -81,6 +81,7 @@ _JUDGED = frozenset(
     (
         "nvls-unsupported",
         "ib-local-protection",
+        "ib-request-refused",
         "ofi-error",
         "topology-description",
         "topology-attribute",
@@ -420,8 +421,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
     spoke = {item.hit.rank for item in case.summary.tracebacks if not case.exceptions.is_of_launcher(item)}
     silent = ranks - spoke if None not in spoke else set()
-    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's.
-    strength = 0.44 if max(own) > 0 and max(own) != 134 and (silent or not spoke) else 0.3
+    # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's, unless NCCL's is told.
+    told = case.has("nccl-error-text") or not (silent or not spoke)
+    strength = 0.44 if max(own) > 0 and max(own) != 134 and not told else 0.3
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]

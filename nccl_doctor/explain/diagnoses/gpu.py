@@ -341,6 +341,19 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def links_that_dcgm_lists(case: Case) -> Iterable[Candidate]:
+    """dcgmi nvlink --link-status lists links of GPUs that are down (D) beside links that are up (U), or no link that is up:
+    that is so, too, where no bridge or switch joins the GPUs."""
+    rows = [row for row in case.hits("dcgm-gpu-links-rows") if re.search(r"[:\s](?:[UDX_] ){3,}[UDX_]\s*$", row.text)]
+    down = [row for row in rows if re.search(r"\bD\b", row.text)]
+    if down and any(re.search(r"\bU\b", row.text) for row in rows):
+        yield Candidate("gpu.nvlink", 0.86, "DCGM lists NVLinks that are down", down[:6], hosts=hosts_of(down))
+    elif down:
+        title = "DCGM lists no NVLink that is up: nothing joins these GPUs, or nobody trained the links"
+        yield Candidate("gpu.nvlink", 0.46, title, down[:6], hosts=hosts_of(down))
+
+
+@diagnosis
 def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
     """nvidia-smi topo -m: most GPU pairs are joined by NVLink (NV#), one GPU's pairs are not or by fewer links."""
     rows: dict[int, tuple[list[str], Hit]] = {}

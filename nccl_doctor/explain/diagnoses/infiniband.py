@@ -190,7 +190,6 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
         )
 
 
-_REFUSED_EVENT = re.compile(r"local access violation|invalid request local work queue")
 _ACCESS_STATUS = re.compile(r"(?:error |status=)(?:IBV_WC_)?(?:REM_\w+\()?1[01]\b|REM_(?:ACCESS|OP)_ERR")
 
 
@@ -204,7 +203,7 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
     own MTU and does not agree on the smaller one.
     """
     refused = case.hits("ib-remote-error")
-    events = [hit for hit in case.hits("ib-async") if _REFUSED_EVENT.search(hit.text)]
+    events = case.hits("ib-request-refused")
     access = [hit for hit in refused if _ACCESS_STATUS.search(hit.text)]
     other = [hit for hit in refused if hit not in access]
     hits = (access or other) + events

@@ -55,10 +55,8 @@ def conclude(reports: Sequence[Report]) -> list[Conclusion]:
         return []
     newest, before = reports[-1], reports[-2] if len(reports) > 1 else None
     found = [*_dead(newest), *_errors(newest), *_silent(newest)]
-    for mismatch in newest.mismatches:
-        if mismatch.function == "status":
-            found.append(_status(newest, mismatch))
-    found.extend(_counts(newest, before))
+    found += [_status(newest, mismatch) for mismatch in newest.mismatches if mismatch.function == "status"]
+    found += _counts(newest, before)
     if newest.timeouts:
         found.append(_timeouts(newest))
     if not found and not newest.complete:

@@ -28,7 +28,7 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Side(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Ranks of one communicator that agree: on a status, or on how many operations they have launched.
+    """Ranks of one communicator that agree: on a status (told in the text only), or on how many operations they launched.
 
     ``workers`` are named by NCCL only where the side is small (at most 25 % of the ranks and 10 of them).
     """
@@ -37,7 +37,6 @@ class Side(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     line: int = 0
     operation: int | None = None
-    status: str = ""
     workers: tuple[Worker, ...] = ()
 
 
@@ -193,13 +192,14 @@ class _TextReader:
             return
         worker = _worker(number, line, "")
         operation = 0 if head.group("none") else _number(head.group("operation"))
-        status = head.group("status") or ""
-        if worker is not None and operation is None and not status:  # "Rank 3 -- GPU ..." belongs to the line above it
+        if (
+            worker is not None and operation is None and not head.group("status")
+        ):  # "Rank 3 -- GPU ..." belongs to the line above it
             if sides:
                 sides[-1] = msgspec.structs.replace(sides[-1], workers=(*sides[-1].workers, worker))
             return
         count = 1 if worker is not None else int(head.group("count"))
-        sides.append(Side(count, line.strip(), number, operation, status, (worker,) if worker else ()))
+        sides.append(Side(count, line.strip(), number, operation, (worker,) if worker else ()))
 
 
 def _worker(number: int, line: str, error: str) -> Worker | None:
@@ -360,5 +360,5 @@ def _json_mismatches(name: str, communicator: _Communicator, counts: dict[str, d
 def _json_side(function: str, value: Any, ranks: list[int], workers: dict[int, Worker]) -> Side:
     named = tuple(workers[rank] for rank in sorted(ranks))
     if function == "status":
-        return Side(len(ranks), f"{len(ranks)} ranks have status {value}", 0, None, value, named)
-    return Side(len(ranks), f'{len(ranks)} ranks with "{function}": {value}', 0, value, "", named)
+        return Side(len(ranks), f"{len(ranks)} ranks have status {value}", workers=named)
+    return Side(len(ranks), f'{len(ranks)} ranks with "{function}": {value}', operation=value, workers=named)

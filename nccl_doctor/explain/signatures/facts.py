@@ -493,6 +493,12 @@ says(
     why="An asynchronous event of an HCA.",
 )
 says(
+    "ib-request-refused",
+    "local access violation work queue error",
+    "invalid request local work queue error",
+    why="An adapter refused a request of its peer, and tells its own host so (IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR).",
+)
+says(
     "batch-count",
     " batches",
     "num_batches",

@@ -899,6 +899,12 @@ says(
     rows=24,
 )
 says(
+    "dcgm-gpu-links",
+    "gpuId {gpu:int}:",
+    why="dcgmi nvlink --link-status: the GPU whose links the next line lists, one letter each.",
+    rows=1,
+)
+says(
     "topo-row",
     "\t X \t",
     " X      ",

@@ -896,6 +896,7 @@ def test_horovods_older_table_names_the_rank_too() -> None:
         "kernel: pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)",
         "kernel: pcieport 0000:00:1c.5:   device [8086:9d15] error status/mask=00000001/00002000",
         "WARNING: There was an error initializing an OpenFabrics device.",
+        "2024-02-01 14:12:01.205 ERROR [9596:9598] [[SysMon]] Couldn't open CPU Vendor info file file '/sys/devices/soc0/soc_id'",
         "[1748.11] [n1:3019:0]     ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.20, actual 1.18.0",
         "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : SM change",
         "n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: P_Key change(12)",
@@ -913,6 +914,15 @@ def test_a_fatal_adapter_is_no_failed_port() -> None:
     assert got.causes[0].title == "a network adapter failed while the job ran"
 
 
+def test_an_adapter_whose_firmware_hangs_has_lost_no_link() -> None:
+    got = explain_text(
+        "[198542.85] mlx5_core 0000:5e:00.0: device's health compromised - reached miss count\n"
+        "[198542.86] mlx5_core 0000:5e:00.0: assert_var[0] 0x00000001\n"
+        "[198542.91] mlx5_core 0000:5e:00.0: synd 0x7: irisc not responding\n"
+    )
+    assert got.causes[0].id == "ib.port-down" and "firmware" in got.causes[0].title
+
+
 def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
     got = explain_text(
         "n1:238:1219 [0] transport/net_ib.cc:180 NCCL WARN NET/IB : mlx5_0:1 async fatal event on QP (0x7f69f): local access "
@@ -921,6 +931,18 @@ def test_a_local_protection_error_is_no_question_of_the_mtu() -> None:
         "opcode=0 len=0 vendor err 83 (Send) hca mlx5_0\n"
     )
     assert got.causes[0].id == "ib.gdr" and "net.mtu" not in {cause.id for cause in got.causes}
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        ("local work queue catastrophic error", "ib.retry-exceeded"),
+        ("local access violation work queue error", "net.mtu"),
+    ],
+)
+def test_an_event_of_a_queue_pair_is_no_failed_connection(event: str, cause: str) -> None:
+    got = explain_text(f"n1:10:11 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_0:1 Got async event : {event}\n")
+    assert got.causes[0].id == cause and "ib.qp-connect" not in {found.id for found in got.causes}
 
 
 def test_a_quoted_speaker_is_not_asked_for_again() -> None:
@@ -966,6 +988,13 @@ def test_a_file_of_xla_is_no_variable_of_nccl() -> None:
     named = [cause.id for cause in explain_text(text).causes]
     assert named[0] == "gpu.driver"
     assert "env.bad-nccl-var" not in named
+
+
+def test_a_worker_whose_log_repeats_nccls_code_did_not_end_without_words() -> None:
+    ended = "srun: error: n018: task 1: Exited with exit code 1\n"
+    assert explain_text(ended).causes[0].id == "app.rank-exception"
+    told = "UnknownError behind a prefix:: ncclCommInitRank failed: unhandled system error\n"
+    assert explain_text(told + ended).causes[0].id == "net.wrong-interface"
 
 
 def test_paddle_names_the_error_in_its_summary() -> None:
@@ -1051,3 +1080,22 @@ def test_a_store_that_was_slow_to_listen_is_no_cause_of_a_later_time_out() -> No
 
 def test_a_whole_ray_cluster_lacks_no_node() -> None:
     assert explain_text("Ray cluster status: 2/2 nodes alive.\n").causes == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "uneven"), [("batches {}", True), ("shard written in {}.2 s", False), ("shard took {} s", False)]
+)
+def test_a_time_is_no_number_of_batches(told: str, uneven: bool) -> None:
+    said = "".join(f"rank {rank} {told.format(40 + rank)}\n" for rank in range(4))
+    log = said + "w1:9:90 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer w4<4400>\n"
+    assert any(cause.id == "app.uneven-inputs" for cause in explain_text(log).causes) is uneven
+
+
+def test_workers_that_found_their_place_later_were_placed() -> None:
+    lacking = (
+        "WARNING 01-20 05:40:30 [ray_utils.py:338] Tensor parallel size (8) exceeds available GPUs (4). "
+        "This may result in Ray placement group allocation failures.\n"
+    )
+    served = 'INFO:     10.2.0.9:52214 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    assert explain_text(lacking).causes[0].id == "launch.world-size"
+    assert explain_text(lacking + served).verdict is Verdict.HEALTHY
