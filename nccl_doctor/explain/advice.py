@@ -159,10 +159,10 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
             yield f"lost packets look the same: {_NETWORK}"
     if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
-    if case.course.only_began:
+    seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
+    if case.course.only_began or (seen and verdict is Verdict.UNDECIDED and not best):
         yield f"if the job stands still: {_HANG}"
         yield "if it went on: give explain its own output as well"
-    seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
