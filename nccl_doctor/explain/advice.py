@@ -170,8 +170,6 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
         else:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"
-    elif verdict is Verdict.UNDECIDED and not (best or case.course.only_began or case.has("nccl-init-complete")):
-        yield f"if the job stands still: {_HANG}"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 
