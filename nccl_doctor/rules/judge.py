@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -244,7 +243,7 @@ def _unknown(bundle: Bundle, results: tuple[engine.RuleResult, ...]) -> tuple[Un
 def _by_peer(gaps: Mapping[tuple[str, str], tuple[set[str], set[str]]], names: set[str]) -> tuple[Unknown, ...]:
     """Gaps that differ only in the peer they end in ("connect to gpu07") as one: a thousand hosts have thousands.
 
-    What one host lacks to and from all others are two; more than two are told together, peers and hosts apart.
+    What one host lacks to and from all others stays two gaps; of more than two only which hosts and which peers is told.
     """
     grouped: dict[tuple[str, str], dict[tuple[str, ...], tuple[set[str], set[str]]]] = {}
     for (what, why), (hosts, stages) in gaps.items():
@@ -257,8 +256,8 @@ def _by_peer(gaps: Mapping[tuple[str, str], tuple[set[str], set[str]]], names: s
     told = []
     for (what, why), groups in sorted(grouped.items()):
         if len(groups) > 2:
-            every = [set(itertools.chain.from_iterable(sets)) for sets in (groups, *zip(*groups.values(), strict=True))]
-            groups = {tuple(sorted(every[0])): (every[1], every[2])}
+            stages, peers = (set().union(*sets) for sets in zip(*groups.values(), strict=True))
+            groups = {tuple(sorted(set().union(*groups))): (stages, peers)}
         for where, (stages, peers) in sorted(groups.items()):
             text = f"{what} {fold_names(peers)}" if peers else what
             told.append(Unknown(text, where, why, stages=tuple(sorted(stages))))

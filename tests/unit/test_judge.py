@@ -471,14 +471,10 @@ def test_what_one_host_lacks_to_and_from_the_others_says_nothing_of_the_pairs_be
     def open_pairs(*cut: str) -> set[tuple[str, tuple[str, ...]]]:
         built = Builder()
         for name in NAMES:
-            for flow in built.probes[name]["throughput"]["flows"]:
-                if {name, flow["peer"]} & set(cut):
-                    flow.update(outcome="timed-out", detail="")
-        gaps = judge(built.bundle()).unknown
-        return {(gap.what, gap.hosts) for gap in gaps if gap.what.startswith("throughput to")}
+            paths = built.probes[name]["path-mtu"]["paths"]
+            paths[:] = [path for path in paths if not {name, path["peer"]} & set(cut)]
+        return {(gap.what, gap.hosts) for gap in judge(built.bundle()).unknown}
 
     rest = tuple(sorted(set(NAMES) - {"gpu02"}))
-    told = open_pairs("gpu02")
-    assert {hosts for _, hosts in told} == {("gpu02",), rest}
-    assert ("throughput to gpu02", rest) in told
-    assert len(open_pairs(*NAMES)) == 1  # a thousand hosts have thousands
+    assert open_pairs("gpu02") == {("path MTU to gpu02", rest), ("path MTU to gpu[01,03-04]", ("gpu02",))}
+    assert open_pairs(*NAMES) == {("path MTU to gpu[01-04]", NAMES)}  # a thousand hosts have thousands

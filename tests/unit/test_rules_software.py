@@ -15,7 +15,7 @@ from nccl_doctor.rules import drift, engine
 from nccl_doctor.rules.software import oldest_driver
 from nccl_doctor.rules.software_drift import drift_table, subjects, versions
 
-RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith("software.")]
+RULES = [rule.name for rule in engine.all_rules() if rule.name.startswith(("software.", "software_drift."))]
 
 
 def driver(**changes: Any) -> Driver:

@@ -255,7 +255,7 @@ def test_disks(entry: Filesystem, id: str | None) -> None:
 
 def test_a_tmpfs_is_named_once() -> None:
     full = disk(free_bytes=0, mount="/tmp", type="tmpfs", source="tmpfs")
-    assert only(run("system.disks", host(filesystems=(full,)))).title.startswith("/tmp (tmpfs) is full")
+    assert only(run("storage.disks", host(filesystems=(full,)))).title.startswith("/tmp (tmpfs) is full")
 
 
 def test_one_full_disk_is_one_finding_whatever_lies_on_it() -> None:
