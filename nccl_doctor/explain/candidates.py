@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
@@ -54,7 +54,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):
                 strength = min(strength, _BESIDE)
-            if all(case.course.ended_a_hang(hit) for hit in hits):
+            if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
             if all(_ended_by_others(case, hit) for hit in hits):
                 strength = min(strength, _AFTERWARDS)
@@ -77,7 +77,7 @@ _CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 
 def _attached(case: Case) -> bool:
     """Whether the native stacks are those of processes that stand still, and not of a crash."""
-    return any(hit.signature == "stack-debugger" for hit in case.course.stands) and not any(map(case.has, _CRASHED))
+    return any(hit.signature == "stack-debugger" for hit in case.hang.stacks) and not any(map(case.has, _CRASHED))
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
@@ -130,7 +130,7 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    told = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    told = [pair for pair in topics.vote(case).items() if not all(case.hang.ended_by(hit) for hit in pair[1])]
     votes = sorted(told, key=lambda pair: -len(pair[1]))
     return [
         Candidate(

@@ -16,6 +16,7 @@ from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
+from nccl_doctor.explain.slowdown import slower_steps
 from nccl_doctor.facts.fold import ranges
 
 # What only NCCL's own code can have done wrong, whichever file says it.
@@ -500,7 +501,7 @@ def engine_waits(case: Case) -> Iterable[Candidate]:
     lines and the kernel's log would.
     """
     told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
-    hits = told or case.course.idle_engine
+    hits = told or case.hang.idle_engine
     causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
     if told:
         title = "workers of the serving engine do not answer, and do not say why"
@@ -571,7 +572,7 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
     if shifted := case.hits(PACE_LEFT):
         yield from _left_its_pace(shifted)
         return
-    hits = case.course.slower_steps
+    hits = slower_steps(case)
     for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
         title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))

@@ -76,17 +76,17 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         yield from _idle_after(case)
         return
     if not case.has("nccl-init-start"):
-        if case.course.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
+        if case.hang.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
             phrase, failed = _connecting(case)
             began = case.hits("bootstrap-using", "network-used")[:2]
             yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *began])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) >= size and case.course.unfinished:
+    if len(started) >= size and case.hang.unfinished:
         phrase, failed = _connecting(case)
         yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *case.hits("nccl-init-start")[:2]])
-    if len(started) < size and case.course.unfinished:
+    if len(started) < size and case.hang.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
                 cause,
@@ -186,10 +186,10 @@ def _idle_after(case: Case) -> Iterable[Candidate]:
     """NCCL was initialised and nothing is said to be done with it: where somebody interrupted that, or where the job hangs,
     the first transfer never arrived."""
     began = case.hits("nccl-init-start", "nccl-init-complete")[:2]
-    if case.course.unfinished:
+    if case.hang.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, began)
-    elif case.course.only_began:
+    elif case.hang.only_began:
         phrase = "if the job stands still after NCCL was initialised: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, began, IF_IT_HANGS)
 
