@@ -343,10 +343,13 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
             addresses[host, flow.peer] = flow.address
-            if flow.outcome == "ok" and flow.rate > 0:
-                rates[(host, flow.peer)] = flow.rate
+            why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
+            if flow.outcome != "ok":
+                failed[host, flow.peer] = why
+            elif flow.rate > 0:
+                rates[host, flow.peer] = flow.rate
             else:
-                failed[host, flow.peer] = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
+                fleet.lack(f"throughput to {flow.peer}", why, host)  # what it did not tell is its own gap
         if not fact.flows:
             fleet.lack("throughput", "no flow was measured", host)
     _lay_gaps(fleet, failed, rates)
