@@ -385,8 +385,7 @@ def _lay_gaps(fleet: Fleet, failed: Mapping[Pair, str], rates: Collection[Pair])
         for pair in culprit.pairs
     }
     for (source, peer), why in failed.items():
-        guilty = ends.get((source, peer), ())
-        if peer in guilty and source not in guilty:
+        if peer in ends.get((source, peer), ()):
             fleet.lack(f"throughput from {source}", why, peer)
         else:
             fleet.lack(f"throughput to {peer}", why, source)

@@ -46,6 +46,7 @@ def preflight(directory: Path, *options: str) -> subprocess.CompletedProcess[str
 
 def test_a_bad_host_is_no_go_and_no_job_runs(tmp_path: Path) -> None:
     files = ("--good-hosts", "good", "--bad-hosts", "bad", "--report", "junit=out.xml")
+    files += ("--report", "json=/dev/null", "--report", "nhc=/dev/null")  # which takes all of them
     done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02", slots=8), *files, "--", "touch", "ran")
     assert done.returncode == 11 and "NO-GO" in done.stdout
     assert (tmp_path / "good").read_text() == "gpu01 slots=8\ngpu03 slots=8\ngpu04 slots=8\n"
