@@ -67,7 +67,7 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bad", "told"), [("gpu01", True), ("gpu02", False)])
 def test_that_no_chosen_host_s_master_port_was_tried_is_said(tmp_path: Path, bad: str, told: bool) -> None:
     done = preflight(tmp_path, "--from", saved(tmp_path, bad), "--min-hosts", "3")
-    said = "port 29500 was tried on the master gpu01, which is not chosen: of a master among the chosen it is not known"
+    said = "port 29500 was tried on the master gpu01, which is not chosen; whether it is free and reachable on a chosen host is not known"
     assert done.returncode == 0 and (said in done.stderr) == told
 
 
