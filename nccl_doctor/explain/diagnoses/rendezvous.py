@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, speakers
 from nccl_doctor.explain.model import Hit
 
