@@ -59,6 +59,26 @@ says(
     title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
     why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
 )
+# What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
+_OF_THE_LAUNCHER = re.compile(r"rank|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv")
+says(
+    "launcher-argument-empty",
+    "error: argument {argument}: expected one argument",
+    "error: argument {argument}: invalid int value: ''",
+    cause="launch.env-missing",
+    strength=0.93,
+    title="{argument} was given an empty value: the variable that should fill it is not set",
+    why="A shell leaves out what is empty, or passes '' where it stands in quotes; argparse then finds nothing to read.",
+    where=lambda groups, line: bool(_OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_"))),
+)
+says(
+    "ps-lite-env-missing",
+    'notnull: Environment::Get()->find("{name}")',
+    cause="launch.env-missing",
+    strength=0.95,
+    title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
+    why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
+)
 says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
@@ -112,6 +132,31 @@ says(
     strength=0.86,
     title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
     why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "mpi-daemon-missing",
+    "orted: command not found",
+    "prted: command not found",
+    "hydra_pmi_proxy: command not found",
+    "orted: No such file or directory",
+    "prted: No such file or directory",
+    "hydra_pmi_proxy: No such file or directory",
+    cause="launch.env-missing",
+    strength=0.93,
+    title="mpirun's daemon is not found on a host: the PATH that ssh gives there lacks MPI, or MPI is not installed there",
+    why="mpirun starts a daemon of its own installation on every host; a shell without login reads other files than an interactive one.",
+)
+says(
+    "mpi-daemons-differ",
+    "ORTE_ERROR_LOG: Data unpack {what} in file {file} at line",
+    "PRTE ERROR: Data unpack {what} in file {file} at line",
+    "PMIX ERROR: UNPACK-PAST-END in file {file} at line",
+    "PMIX ERROR: UNPACK-INADEQUATE-SPACE in file {file} at line",
+    cause="sw.library-conflict",
+    strength=0.76,
+    title="parts of Open MPI do not understand each other's messages: another version or build on one of the hosts, mostly",
+    why="mpirun, its daemons and the program must come from the same Open MPI (and PMIx); compare `ompi_info --version` on all hosts, as ssh finds it.",
+    where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
 )
 says(
     "mpi-component-missing",
@@ -312,8 +357,15 @@ says(
     "slurmstepd: error: *** JOB {job} ON {host} CANCELLED",
     "TERM_RUNLIMIT",
     "TERM_OWNER",
+    "TERM_ADMIN",
+    "TERM_FORCE_ADMIN",
+    "TERM_CPULIMIT",
+    "TERM_PREEMPT",
     "walltime {} exceeded limit",
     "job killed: walltime",
+    "Job exceeded its walltime limit",  # Torque
+    "job exceeded wallclock limit",  # Moab
+    "type=timeout severity=0 resource allocation expired",  # Flux
     "Job was aborted by",
     "received SIGTERM",
     "Received SIGTERM",
