@@ -73,6 +73,7 @@ _RETRIES = frozenset(
         "waiting-for-placement",
         "serving-watchdog",
         "grpc-unavailable",
+        "server-awaited",
         "horovod-stall",
         "torchft-goes-on",
         "torchft-waits",
