@@ -270,6 +270,7 @@ says(
     "exited with exit code: {code:int}",
     "crashed with exit code {code:int}",
     "exited with exit code {code:int}",
+    "exited with a non-zero status of {code:int}",  # Vertex AI, AI Platform
     "exit status {code:int}",
     "exited with status {code:int}",
     "Exit Code:    {code:int}",
@@ -293,6 +294,7 @@ says(
     "exitcode  : -6",
     "exitcode: -6",
     "return code = -6",
+    "exit code -6",
     "died with <Signals.SIGABRT",
     role=S,
     fold="aborted (SIGABRT)",
@@ -485,6 +487,17 @@ says(
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(
+    "jax-leader-gone",
+    "Failed to send RPC to coordination service",
+    "Failed to retrieve preemption notice from coordination service",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.47,
+    fold="JAX's leader is gone",
+    title="task 0 of the JAX job, which coordinates the others, has ended or is not reached",
+    why="Where all tasks had done their work it is only the end: task 0 left first. Else its own log tells why it ended.",
+)
+says(
     "jax-task-silent",
     "task:{task:int} heartbeat timeout",
     role=S,
@@ -565,7 +578,11 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
-    where=lambda groups, line: "heartbeat timeout" not in line,  # the coordinator itself tells of another task
+    where=lambda groups, line: (
+        "heartbeat timeout" not in line  # the coordinator itself tells of another task
+        and "preemption notice from coordination service" not in line
+        and "RPC to coordination service" not in line
+    ),
 )
 says(
     "ray-vanished",
