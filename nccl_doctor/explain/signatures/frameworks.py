@@ -389,11 +389,19 @@ says(
 )
 says(
     "horovod-elastic-resources",
-    "Please check that you have enough resources to run at least {processes:int} Horovod processes",
+    "Please check that you have enough resources to run {processes} Horovod processes",
     cause="launch.world-size",
     strength=0.86,
-    title="Horovod's elastic driver did not find room for {processes} processes in time",
-    why="The hosts that the discovery script names have fewer slots than --min-np asks for, or were blacklisted after failures.",
+    title="Horovod did not find room for {processes} processes in time",
+    why="Spark has fewer free slots than processes; or the hosts that the elastic driver's script names have fewer than --min-np, or were blacklisted.",
+)
+says(
+    "horovod-store-unreachable",
+    "HTTP GET request failed too many times, aborting",
+    cause="net.master-unreachable",
+    strength=0.76,
+    title="Horovod's rendezvous server, in the process that launched the job, does not answer",
+    why="Workers find each other through an HTTP server of horovodrun or of Spark's driver: it ended, or its address or port is not reached from here.",
 )
 says(
     "horovod-elastic-over",

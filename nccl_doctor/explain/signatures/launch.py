@@ -119,6 +119,7 @@ says(
     "rank {rank:int} is out of range",
     "node_rank {}must be",
     "Rank {rank:int} is already taken",
+    "more than one node have assigned same rank",
     "localId {id:int} is out of range",
     cause="launch.world-size",
     strength=0.85,
@@ -132,6 +133,35 @@ says(
     strength=0.86,
     title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
     why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "srun-mpi-plugin",
+    "can not load PMIx library",
+    "Couldn't load specified plugin name for mpi/",
+    "srun: error: Invalid MPI type",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="srun cannot load the MPI plug-in that is asked for: take one that works of `srun --mpi=list`, or install PMIx where Slurm looks",
+    why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
+)
+says(
+    "mpi-singleton",
+    "This singleton init program attempted to access some feature",
+    cause="launch.env-missing",
+    strength=0.8,
+    title="MPICH's processes find no process manager: each takes itself for the only one of the job",
+    why="srun speaks another PMI than this MPICH was built for (srun --mpi=pmi2 or pmix), or mpiexec was left out.",
+)
+says(
+    "no-capacity",
+    "InsufficientInstanceCapacity",
+    "Unable to provision requested ML compute capacity",  # SageMaker
+    "ZONE_RESOURCE_POOL_EXHAUSTED",  # Google
+    "does not have enough resources available to fulfill the request",
+    cause="launch.world-size",
+    strength=0.9,
+    title="the cloud has no instances of this kind free: nodes of the job cannot be started",
+    why="Ask for another zone or region, another kind of instance, or a reservation; with an all-or-nothing launch no node comes.",
 )
 says(
     "mpi-daemon-missing",

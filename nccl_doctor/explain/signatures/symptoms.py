@@ -558,6 +558,26 @@ says(
     why="XLA takes its warning of a stuck thread back: all came, later than it had expected.",
 )
 says(
+    "xla-mesh-unreachable",
+    "Failed to connect to client mesh master: {host}",
+    "Check failed: impl_->channel->WaitForConnected(",
+    cause="net.master-unreachable",
+    strength=0.86,
+    title="torch_xla's mesh service on {host} is not reached",
+    why="The first process of xmp.spawn serves the others: it has ended, never began, or the call stands outside of xmp.spawn.",
+)
+says(
+    "xla-mesh-lost",
+    "Failed to meet rendezvous '{tag}': {error} (",
+    "Failed to retrieve mesh configuration: {error} (",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="torch_xla's first process is gone",
+    title="torch_xla's first process, which the others meet at, is gone: {error}",
+    why="Its own exception stands elsewhere in the output, often above; where host memory ran out, the kernel's log tells.",
+)
+says(
     "xla-clique-stale",
     "Incarnation id {id:int} is stale",
     "Task with incarnation id {id:int} is not connected",
