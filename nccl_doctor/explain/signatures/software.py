@@ -232,6 +232,7 @@ says(
     "return code = -11",
     "died with <Signals.SIGSEGV",
     "exit code 139",
+    "exit code -11",
     "*** Process received signal ***",
     "signal 11 (SIGSEGV)",
     "Segmentation fault",

@@ -132,6 +132,8 @@ says(
     "TaskOOM",
     "OutOfMemoryError: Task was killed",
     "Memory usage on the node",
+    "ran out-of-memory and exited with",  # Vertex AI, AI Platform
+    "Job exceeded a memory resource limit",  # Torque
     cause="sys.host-oom",
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
@@ -177,7 +179,7 @@ says(
     "killed by signal 9",
     "exited with signal 9",
     "(signal: 9)",
-    "terminated with exit code -9",
+    "exit code -9",
     "SIGKILL",
     " Killed ",
     cause="sys.host-oom",
