@@ -171,7 +171,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|uccessfully (?:assigned|pulled|loaded)|Cleaning up|\wrc[= ]0", line)
+        re.search(r"Deactivated|be able to |uccessfully (?:assigned|pulled|loaded)|Cleaning up|\wrc[= ]0", line)
         is None  # broadcast(t, src=0)
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
