@@ -582,3 +582,35 @@ def test_cause_before_its_cascade(wanted: str, text: str) -> None:
 @pytest.mark.parametrize("name", sorted(ORDINARY))
 def test_ordinary_log_is_healthy(name: str) -> None:
     assert explain_text(ORDINARY[name]).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Model loaded successfully",
+        "Successfully opened dynamic library libcudart.so.10.1",
+        "rank 0: successfully connected to the master",
+        "<All keys matched successfully>",
+        "and therefore be able to run successfully.",
+        "Epoch 1/500",
+        "Epoch: [0]",
+        "  0%|          | 0/1000 [00:00<?, ?it/s]",
+        "Sanity Checking: 0it [00:00, ?it/s]",
+    ],
+)
+def test_what_is_told_before_the_first_step_is_no_progress(line: str) -> None:
+    """A job that hangs in its first collective has printed it too."""
+    assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Training finished successfully",
+        "Epoch 2/500",
+        "  1%|          | 10/1000 [00:05<09:10,  1.80it/s]",
+        "  0%|          | 0/1000 [00:00<?, ?it/s]  0%|          | 1/1000 [00:01<18:02,  1.08s/it]",
+    ],
+)
+def test_what_is_told_of_work_is_progress(line: str) -> None:
+    assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.HEALTHY
