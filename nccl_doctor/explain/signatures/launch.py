@@ -252,9 +252,7 @@ says(
     "expected {} ranks but",
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
-    "slots available",
     "A sequential map was requested, but not enough node entries",
-    "All nodes which are allocated for this job are already filled",
     "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
@@ -481,13 +479,14 @@ says(
 
 says(
     "mpi-start",
-    "ORTE was unable to reliably start one or more daemons",
-    "PRTE was unable to",
+    "was unable to reliably start one or more daemons",
     "unable to start any processes",
     "Host key verification failed",
     "Permission denied (publickey",
     "ssh exited with exit code 255",
     "An ORTE daemon has unexpectedly failed",
+    "An PRTE daemon has unexpectedly failed",
+    "does not know how to route a message to the specified daemon",
     "pdsh@{host}: {other}: ssh exited",
     "could not resolve hostname{}ssh",
     cause="net.master-unreachable",
@@ -511,6 +510,7 @@ says(
 says(
     "mpi-no-way",
     "At least one pair of MPI processes are unable to reach each other",
+    "MPI_INIT has failed because at least one MPI process is unreachable",
     cause="net.wrong-interface",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
@@ -539,6 +539,7 @@ says(
     "was unable to connect to the remote daemon",
     "tcp_peer_send_blocking: send() to socket",
     "unable to make a TCP connection back",
+    "is unable to establish a communication connection to the",
     cause="net.firewall",
     strength=0.72,
     title="MPI processes cannot connect to each other: firewall or wrong interface",
@@ -559,6 +560,14 @@ says(
     "mpi-daemon-address",
     ".0;tcp://{addresses}",
     why="Open MPI's mpirun tells its daemons where to call back: all of its addresses, or the only one.",
+)
+says(
+    "mlx-connect",
+    "] Couldn't connect (error: {errno:int})",
+    cause="net.master-unreachable",
+    strength=0.74,
+    title="MLX did not reach the next rank of its ring (errno {errno}): that rank was not up yet, or its address in the hostfile is not one that leads there",
+    why="mx.distributed tries the address of the hostfile several times and gives up. errno 60 or 110 is a time-out, 61 or 111 a refusal, 65 or 113 no route.",
 )
 says(
     "ray-connect",
