@@ -271,6 +271,13 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     hits = case.hits("ofi-error")
     if not hits:
         return
+    # A return code of Slingshot's adapters; what EFA says is a sentence.
+    slingshot = [hit for hit in hits if "UNDELIVERABLE" in hit.text]
+    if slingshot:
+        title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
+        for cause, strength in (("ib.retry-exceeded", 0.62), ("net.peer-lost", 0.45)):
+            yield Candidate(cause, strength, title, slingshot, *speakers(slingshot))
+        return
     places = {(hit.host, hit.rank) for hit in hits}
     gone, silent, never = (
         [hit for hit in hits if words.search(hit.text)] for words in (_EFA_GONE, _EFA_SILENT, _EFA_NEVER)
