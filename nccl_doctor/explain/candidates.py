@@ -165,7 +165,7 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 _HOLE = re.compile(r"\{(\w+)\}")
 # What a title says of a hole, with the words that lead to it: left out where no line tells it.
-_SAID = re.compile(r"(?:: | \(\w+ | (?:at|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
+_SAID = re.compile(r"(?:: | \(\w+ | (?:at|on|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
 
 
 def _title(template: str, hits: list[Hit]) -> str:
