@@ -47,6 +47,19 @@ says(
     ),
 )
 says(
+    "adapter-probe-failed",
+    "mlx5_core: probe of {dev:word} failed with error",
+    "mlx5_core {dev:word}: probe with driver mlx5_core failed with error",
+    "mlx5_load_one failed with error code",
+    "handle_hca_cap failed",
+    "bnxt_en: probe of {dev:word} failed with error",
+    "ice: probe of {dev:word} failed with error",
+    cause="ib.device-not-found",
+    strength=0.84,
+    title="a network adapter's driver could not start it (kernel log)",
+    why="The probe of the adapter failed: driver and firmware do not fit, or the adapter does not answer. It has no RDMA device then.",
+)
+says(
     "kernel-register-mr",
     "Failed to process command REG_MR (opcode {opcode:int}) comp_status {}err -12",
     "Failed to register mr [-12]",
