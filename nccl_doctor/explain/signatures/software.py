@@ -62,7 +62,7 @@ says(
     strength=0.92,
     title="a device file of the NVIDIA driver is not in the container (or the module is not loaded)",
     why="CUDA needs /dev/nvidia-uvm, /dev/nvidiactl and the GPUs' own files; a container gets only those that were passed to it.",
-    where=lambda groups, line: re.match(r"(?:\d+|ctl|-uvm)\b", groups["name"]) is not None,
+    where=lambda groups, line: re.match(r"(?:\d+|ctl|-uvm)\b", groups["name"]) is not None and "gres.conf" not in line,
 )
 says(
     "driver-library-missing",
