@@ -340,6 +340,67 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPU_ID = re.compile(r"\bgpuId (\d+):")
+_LETTERS = re.compile(r"(?<!\S)(?:[UDX_] ){1,63}[UDX_]\s*$")
+
+
+@diagnosis
+def dcgm_links_down(case: Case) -> Iterable[Candidate]:
+    """dcgmi nvlink --link-status shows links of a GPU as down.
+
+    DCGM says the same of cards that could be bridged but are not: where no link of any GPU is up, that may be so.
+    """
+    gpu, some_up = "", False
+    down: dict[str, Hit] = {}
+    for row in case.hits("dcgm-link-states-rows"):
+        letters = _LETTERS.search(row.text)
+        if letters and gpu:  # the ports of switches are not all used
+            some_up |= "U" in letters[0]
+            if "D" in letters[0]:
+                down[gpu] = row
+        heading = _GPU_ID.search(row.text)
+        gpu = heading[1] if heading else ""
+    if down:
+        title = f"NVLinks of GPU {', '.join([*down][:8])} are down"
+        hits = [*down.values()]
+        yield Candidate("gpu.nvlink", 0.86 if some_up else 0.72, title, hits, hosts=hosts_of(hits))
+
+
+_STACK = 40  # lines
+
+
+@diagnosis
+def hung_task(case: Case) -> Iterable[Candidate]:
+    """The kernel shows a process that waits in it and cannot be interrupted, with its stack.
+
+    In the GPU's driver: the GPU or its firmware does not answer, or the driver deadlocked; else it is mostly a disk or a
+    shared file system.
+    """
+    every = case.hits("hung-task")
+    hung = [hit for hit in every if "echo 0 >" not in hit.text] or every
+    if not hung:
+        return
+    frames = [
+        hit
+        for hit in case.hits("driver-frame")
+        if any(task.file == hit.file and 0 < hit.line - task.line <= _STACK for task in hung)
+    ]
+    if frames:
+        title = "a process hangs in the GPU's driver, and cannot be ended: the host or the GPU needs a reset"
+        yield Candidate("gpu.fell-off-bus", 0.8, title, [hung[0], frames[0], *hung[1:3]], hosts=hosts_of(frames))
+    else:
+        title = "a shared file system or the host hangs or fails"
+        yield Candidate("sys.clock-or-dns-or-fs", 0.8, title, hung, hosts=hosts_of(hung))
+
+
+@diagnosis
+def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
+    """RmInitAdapter failed: the GPU does not answer; where the module finds other files than its own, that comes before."""
+    hits = case.hits("adapter-not-initialised")
+    if hits and not case.has("driver-files-differ"):
+        yield Candidate("gpu.fell-off-bus", 0.95, "a GPU does not start: it needs a reset", hits, *speakers(hits))
+
+
 @diagnosis
 def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
     """nvidia-smi topo -m: most GPU pairs are joined by NVLink (NV#), one GPU's pairs are not or by fewer links."""

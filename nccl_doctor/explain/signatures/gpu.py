@@ -61,15 +61,31 @@ says(
     "GPU requires reset",
     "The GPU likely needs to be reset",
     "waiting for RPC response from GPU",
-    "RmInitAdapter failed",
-    "rm_init_adapter failed",
     "NVML_ERROR_GPU_IS_LOST",
+    "_kgspIsHeartbeatTimedOut: ",  # drivers from 590 on, before any Xid
+    "_kgspLogRpcTimeout: ",
     "GSP_RM",
     cause="gpu.fell-off-bus",
     strength=0.95,
     title="a GPU is gone or needs a reset",
     why="The driver cannot talk to the GPU: it fell off the bus, or its firmware hangs.",
     where=lambda groups, line: not _NONE.search(line),
+)
+says(
+    "adapter-not-initialised",
+    "RmInitAdapter failed",
+    "rm_init_adapter failed",
+    why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "driver-files-differ",
+    "NVRM: API mismatch",
+    "No firmware image found",
+    "Direct firmware load for nvidia/{file} failed with error",
+    cause="gpu.driver",
+    strength=0.93,
+    title="the driver's kernel module and its other files are of different releases",
+    why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",
 )
 says(
     "ecc-error",
@@ -163,6 +179,7 @@ says(
     "Fabric Manager {}not running",
     "fabricmanager{}inactive (dead)",
     "failed to start Fabric Manager",
+    "fabric manager config file item: {item:word} has an invalid value",
     "Failed to start NVIDIA fabric manager",
     "doesn't match with driver version",
     "versions don't match",
@@ -231,9 +248,23 @@ says(
     strength=0.93,
     title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
     why="MNNVL memory cannot be shared: no /dev/nvidia-caps-imex-channels in this container, or the IMEX domain is not ready. CUDA error 800 in cuMem calls says the same.",
-    where=lambda groups, line: any(
-        word in line
-        for word in ("WARN", "rror", "ail", "not ", "DOWN", "UNAVAILABLE", "No such", "missing", "DEGRADED", "INVALID")
+    where=lambda groups, line: (
+        "IMEX log" not in line
+        and any(
+            word in line
+            for word in (
+                "WARN",
+                "rror",
+                "ail",
+                "not ",
+                "DOWN",
+                "UNAVAILABLE",
+                "No such",
+                "missing",
+                "DEGRADED",
+                "INVALID",
+            )
+        )
     ),
 )
 
@@ -474,6 +505,7 @@ says(
     "peer-to-peer {}not supported",
     "P2P access {}failed",
     "Test FAILED{}p2p",
+    "Invalid value when checking the pattern at <{address}>",  # nvbandwidth
     "NCCL WARN cudaIpcGetMemHandle failed",
     cause="gpu.p2p",
     strength=0.87,
@@ -507,6 +539,15 @@ says(
     cause="gpu.p2p",
     strength=0.8,
     title="PCIe ACS redirection is on: peer-to-peer traffic is sent through the root complex",
+)
+says(
+    "acs-on",
+    "ACSCtl:{}SrcValid+",
+    why="ACS is on for a bridge; only request redirection sends peer-to-peer traffic through the root complex.",
+    cause="gpu.p2p",
+    strength=0.42,
+    title="PCIe ACS is on for some bridges",
+    where=lambda groups, line: "ReqRedir-" in line,
 )
 says(
     "iommu",
@@ -599,7 +640,6 @@ says(
     "HSA_STATUS_ERROR",
     "nvml error: driver",
     "driver rpc error",
-    "NVRM: API mismatch",
     "this kernel module has the version",
     "The current PyTorch install supports CUDA capabilities",
     "with CUDA capability sm_",
@@ -866,6 +906,7 @@ says(
     "NVLink Recovery Error",
     "NVLink Replay Error",
     "nvlink{}DOWN",
+    "postRxDetLinkMask failed",  # before the links are trained, from Hopper on
     cause="gpu.nvlink",
     strength=0.9,
     title="NVLink is inactive or in error",
@@ -897,6 +938,12 @@ says(
     "GPU {gpu:int}: Tesla {model}",
     why="The GPU that the following links belong to.",
     rows=24,
+)
+says(
+    "dcgm-link-states",
+    "|  NvLink Link Status  |",
+    why="The heading of dcgmi nvlink --link-status; below it a letter for each link: U up, D down, X disabled, _ none.",
+    rows=64,
 )
 says(
     "topo-row",
