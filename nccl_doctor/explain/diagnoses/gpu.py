@@ -395,10 +395,10 @@ def hung_task(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
-    """RmInitAdapter failed: the GPU does not answer; where the module finds other files than its own, that comes before."""
+    """RmInitAdapter or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
     hits = case.hits("adapter-not-initialised")
-    if hits and not case.has("driver-files-differ"):
-        yield Candidate("gpu.fell-off-bus", 0.95, "a GPU does not start: it needs a reset", hits, *speakers(hits))
+    if hits and not case.has("driver-files-differ", "driver-refuses-gpu", "no-memory-region"):
+        yield Candidate("gpu.fell-off-bus", 0.9, "a GPU does not start: it needs a reset", hits, *speakers(hits))
 
 
 @diagnosis

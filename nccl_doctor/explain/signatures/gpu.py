@@ -29,6 +29,7 @@ _XID = (
     "XID: {xid:int}",
     "XID error {xid:int}",
     "Xid error {xid:int}",
+    "XidCriticalError: Xid={xid:int} on Device=",  # the device plugin of Kubernetes
     'DCGM_FI_DEV_XID_ERRORS{}"} {xid:int}',
 )
 
@@ -75,6 +76,8 @@ says(
     "adapter-not-initialised",
     "RmInitAdapter failed",
     "rm_init_adapter failed",
+    "The NVIDIA probe routine failed",
+    "nvidia: probe of {pci} failed with error",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
 )
 says(
@@ -86,6 +89,25 @@ says(
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",
     why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",
+)
+says(
+    "driver-refuses-gpu",
+    "installed in this system is not supported by",
+    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "installed in this system is supported through the",  # legacy drivers
+    cause="gpu.driver",
+    strength=0.93,
+    title="this release of the driver does not support the GPU, or only with the other kind of kernel module",
+    why="The kernel log names what the GPU needs: a newer or a legacy driver, or the open kernel modules.",
+)
+says(
+    "no-memory-region",
+    "This PCI I/O region assigned to your NVIDIA device is invalid",
+    "The system BIOS may have misconfigured your GPU",
+    cause="gpu.not-visible",
+    strength=0.93,
+    title="a GPU got no memory region: the BIOS or the hypervisor does not map it (Above 4G decoding, size of BARs)",
+    why="One of the GPU's BARs has the size or the address 0, so the driver refuses it.",
 )
 says(
     "ecc-error",
@@ -645,16 +667,14 @@ says(
     "with CUDA capability sm_",
     "kernel driver mismatch",
     "Key was rejected by service",
+    "Unable to load the kernel module 'nvidia",
+    "Please see the file '/var/log/nvidia-installer.log'",
     "nouveau, rivafb, nvidiafb",
     "The NVIDIA probe routine was not called",
-    "installed in this system is not supported by",
-    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
-    "installed in this system is supported through the",  # legacy drivers
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
     "modprobe: FATAL: Module nvidia not found",
-    "assigned to your NVIDIA device is invalid",
     "GPU access blocked by the operating system",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     "unsupported GPU architecture",
@@ -746,8 +766,6 @@ says(
     "pciehp: Slot({slot}): Card not present",
     "GPU not found",
     "has been removed from the bus",
-    "The NVIDIA probe routine failed",
-    "nvidia: probe of {pci} failed with error",
     "does not have the necessary power cables",
     "amdgpu: GPU reset begin",
     "amdgpu: GPU reset({count}) failed",

@@ -587,6 +587,7 @@ says(
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
     "main: stat of IB device '{dev}' failed: ",
+    "sys files not found (/sys/class/infiniband",
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",

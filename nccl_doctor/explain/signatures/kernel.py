@@ -90,6 +90,15 @@ says(
     why="OpenSM removed a port from the subnet: its link went down, or its host did.",
 )
 says(
+    "subnet-manager-not-bound",
+    "osm_sm_bind: ERR {code:word}: SM MAD Controller bind failed",
+    "osm_vendor_bind: ERR {code:word}: Unable to register class",
+    cause="ib.port-down",
+    strength=0.76,
+    title="the subnet manager does not start: it cannot bind to its port (opensm's log)",
+    why="Without a subnet manager the ports of an InfiniBand fabric do not become active. Another one holds the port, or the kernel refuses the registration.",
+)
+says(
     "port-not-active",
     "No IB port {port} is ACTIVE",
     "IB port {port} is not ACTIVE",

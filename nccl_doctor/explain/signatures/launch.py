@@ -169,6 +169,15 @@ says(
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
+    "step-refused",
+    "srun: error: Unable to create step for job {job:word}: {reason}",
+    "srun: error: Unable to create step",
+    cause="launch.world-size",
+    strength=0.7,
+    title="Slurm did not create the job's step: {reason}",
+    why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",
@@ -180,7 +189,6 @@ says(
     "slots available",
     "A sequential map was requested, but not enough node entries",
     "All nodes which are allocated for this job are already filled",
-    "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
     strength=0.7,

@@ -67,6 +67,8 @@ says(
 says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
+    "Failed to initialize NVML: could not load NVML library",
+    "Detected non-NVML platform: could not load NVML library",  # the device plugin, from 0.14 on
     cause="sys.container",
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
