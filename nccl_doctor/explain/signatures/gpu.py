@@ -187,6 +187,8 @@ says(
 says(
     "fabric-manager",
     "nvidia-fabricmanager.service: Failed",
+    "nvidia-fabricmanager.service: Control process exited",
+    'fabricmanager.cfg" failed! Exit code',  # its own script of the start
     "Fabric Manager failed",
     "fabric manager failed",
     "fabricmanager.service: Main process exited",
