@@ -37,11 +37,33 @@ says(
 says(
     "pcie-corrected",
     "severity=Corrected",
+    "severity=Correctable",
     "Corrected error received",
     "Corrected error message received",
     "Correctable error message received",
     role=H,
     why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
+)
+says(
+    "memory-corrected",
+    " CE memory {action:word} error on ",
+    role=H,
+    why="The host's memory corrected an error by itself: nothing was lost. Many from one DIMM announce its failure.",
+)
+says(
+    "imex-log-file",
+    "failed to open IMEX log file",
+    "failed to chmod IMEX log file",
+    role=H,
+    why="In a container the IMEX daemon has no /var/log to write in, and logs to standard error instead.",
+)
+says(
+    "dcgm-without-cpus",
+    "Couldn't open CPU Vendor info file",
+    "Incompatible hardware vendor for sysmon",
+    "Failed to load module 9 [",
+    role=H,
+    why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
 )
 says(
     "dcgm-without-switches",

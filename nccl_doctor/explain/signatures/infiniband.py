@@ -455,6 +455,15 @@ says(
     why="A small locked-memory limit in a listing.",
 )
 says(
+    "peermem-for-other-modules",
+    "disagrees about version of symbol ib_register_peer_memory_client",
+    "Unknown symbol ib_register_peer_memory_client",
+    cause="ib.gdr",
+    strength=0.92,
+    title="nvidia_peermem cannot be loaded: it was built against other InfiniBand modules than those that are loaded",
+    why="The peer memory interface is MLNX_OFED's (DOCA-OFED's); the module fits the one that it was built against, and the kernel's own modules have none.",
+)
+says(
     "reg-mr-gpu",
     *_REG,
     "Failed to register{}cuMem",
@@ -462,7 +471,6 @@ says(
     "nvidia_p2p_get_pages",
     "nv_peer_mem{}failed",
     "nvidia_peermem{}failed",
-    "Unknown symbol ib_register_peer_memory_client",
     "could not insert 'nvidia_peermem'",
     "could not insert module nvidia{}peermem",
     "nvidia-peermem: Invalid argument",
@@ -575,6 +583,8 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "main: stat of IB device '{dev}' failed: ",
+    "sys files not found (/sys/class/infiniband",
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
