@@ -21,6 +21,7 @@ _COMPLETION = (
     "Got completion with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
+    "a work item failed: status {status:int}",  # MSCCL++
 )
 
 
@@ -759,14 +760,17 @@ says(
     "ucx-error",
     "UCX  ERROR {error}",
     "UCX ERROR {error}",
+    "UCC  ERROR {error}",
+    "CL_{layer:word} ERROR {error}",
+    "TL_{layer:word} ERROR {error}",
     "ucp_{call:word} failed: {error}",
     "ucp_{call:word} failed",
     "NET/UCX{}fail",
     cause="net.plugin",
     strength=0.68,
-    title="UCX reports an error: {error}",
-    why="UCX (plugin or MPI transport) failed.",
-    where=lambda groups, line: "ibv_" not in line and not _PEER_GONE.search(line),
+    title="UCX or UCC reports an error: {error}",
+    why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
+    where=lambda groups, line: not re.search(r"ibv_|mlx5dv_|Message truncated", line) and not _PEER_GONE.search(line),
 )
 says(
     "ucx-peer-gone",
@@ -792,10 +796,16 @@ says(
     "ucx-verbs",
     "ibv_modify_qp({what}) failed",
     "ibv_create_ah({what}) failed",
+    "ibv_create_ah({what}) for {way} failed",
+    "ibv_create_cq({what}) failed",
+    "mlx5dv_devx_obj_create({what}) failed",
+    "mlx5dv_devx_obj_modify({what}) failed",
+    "mlx5dv_devx_alloc_uar() failed",
     cause="ib.qp-connect",
-    strength=0.72,
-    title="UCX cannot set up a queue pair of the adapter ({what})",
-    why="Verbs refused a queue pair or an address handle: the port's state, its GID, the fabric's route or the partition key.",
+    strength=0.76,
+    title="UCX cannot set up a queue pair of the adapter",
+    why="Verbs or the adapter's firmware refused a queue pair, what belongs to it or an address handle: the port's state, its GID, the fabric's route, the partition key, or DEVX that the adapter, its driver or a container does not admit.",
+    where=lambda groups, line: "Cannot allocate memory" not in line,
 )
 says(
     "ucx-cuda-ipc",
