@@ -773,6 +773,22 @@ says(
     where=lambda groups, line: not re.search(r"ibv_|mlx5dv_|Message truncated", line) and not _PEER_GONE.search(line),
 )
 says(
+    "mpich-ofi",
+    "OFI {call:word} failed (",
+    cause="net.plugin",
+    strength=0.64,
+    title="MPI's way over libfabric fails ({call})",
+    why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
+)
+says(
+    "oneccl-error",
+    "|CCL_ERROR| {error}",
+    cause="net.plugin",
+    strength=0.6,
+    title="oneCCL (Intel's collectives) reports an error: {error}",
+    why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
+)
+says(
     "ucx-peer-gone",
     "UCX  {level:word} {error}",
     "UCX {level:word} {error}",
@@ -904,6 +920,16 @@ says(
     where=lambda groups, line: bool(re.search(r"WARN|rror|ail|nvalid|denied|No such", line)),
 )
 says(
+    "tcpx-waits",
+    "ctrl timeout cnt {count:int}, nanos {nanos:int}",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.42,
+    fold="GPUDirect-TCPX waits for its peers",
+    title="GPUDirect-TCPX waits for a peer that has sent nothing yet",
+    why="The plugin says every ten seconds that it waits: for a rank that is late (it compiles, loads or starts), or one whose packets are lost.",
+)
+says(
     "tcpx",
     "tcpxCommProgress",
     "tcpxResult_t",
@@ -914,7 +940,7 @@ says(
     title="the cloud's network plugin reports trouble",
     why="The TCPX or FastSocket plugin waits for or loses its peers.",
     where=lambda groups, line: (
-        "WARN" in line and "incoming CPU" not in line and "Maximum retry reached" not in line  # harmless, see there
+        "WARN" in line and not re.search("incoming CPU|Maximum retry reached|ctrl timeout", line)  # see there
     ),
 )
 says(
