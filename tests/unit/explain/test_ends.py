@@ -229,6 +229,8 @@ def test_nvshmems_notices_are_harmless_where_the_tests_pass() -> None:
     none = "no active IB device that supports GPU-initiated communication is found\n"
     assert _first(explain_text(none)) == "ib.device-not-found"
     assert _first(explain_text(_NOTICES + none)) == "ib.gdr"  # which refuse the GPU's memory
+    ends = explain_text(_NOTICES)
+    assert (ends.verdict, _first(ends)) == (Verdict.UNDECIDED, "ib.gdr")
 
 
 _SNAPSHOT = (
