@@ -80,11 +80,27 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
 
 
+_NAMELESS_SEGMENT = "/dev/shm/nccl- "
+
+
 @diagnosis
 def shared_segment(case: Case) -> Iterable[Candidate]:
     """NCCL could not set up a segment in /dev/shm. Where its result is a CUDA error, the segment was there, and CUDA would
-    not register it (cudaHostRegister). Otherwise there was no room for it."""
+    not register it (cudaHostRegister). A segment to attach to that does not exist is one that the peer has made elsewhere:
+    in a container's own /dev/shm, or, where it is told without its name, in CUDA's memory of the host (cuMem), which NCCL
+    tries in each process by itself since 2.26. Otherwise there was no room for it."""
     hits = case.hits("shm-segment")
+    absent = [hit for hit in hits if "attaching to" in hit.text and "No such file" in hit.text]
+    nameless = [hit for hit in absent if _NAMELESS_SEGMENT in hit.text]
+    if nameless:
+        title = "the ranks of a host share its memory in two ways, as CUDA gives it (cuMem) to some of them only"
+        yield Candidate("sys.container", 0.9, title, nameless, *speakers(nameless))
+    elif absent:
+        title = "a rank does not find the shared memory that its peer has made: they do not see the same /dev/shm"
+        yield Candidate("sys.container", 0.7, title, absent, *speakers(absent))
+        yield Candidate("sw.nccl-bug", 0.4, "NCCL removes or names a shared segment wrongly", absent, *speakers(absent))
+    if absent and not case.has("shm-no-space"):
+        return
     results = " ".join(hit.text for hit in case.hits("nccl-error-text"))
     refused = "cuda error" in results and "system error" not in results and not case.has("shm-no-space")
     title = (

@@ -314,11 +314,14 @@ def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
 
 @diagnosis
 def described_topology(case: Case) -> Iterable[Candidate]:
-    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection."""
+    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection.
+
+    A CPU without its attributes is one of a file (NCCL_TOPO_FILE, or a network plugin's): what NCCL detects has them.
+    """
     broken = case.hits("topology-description", "topology-attribute")
     if not broken:
         return
-    given = case.hits("topology-given")
+    given = case.hits("topology-given") or [hit for hit in broken if "of node cpu not found" in hit.text]
     host_ids = case.env.get("NCCL_HOSTID", [])
     cause = "env.bad-nccl-var" if given or host_ids else "sw.nccl-bug"
     proof = [*broken[:4], *given[:2], *host_ids[:3]]

@@ -512,6 +512,7 @@ says(
     strength=0.94,
     title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
     why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.",
+    where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
 )
 
 # --- peer to peer

@@ -240,17 +240,24 @@ says(
     why="Ray Train's own helpers. They matter only where the controller itself is gone.",
 )
 says(
+    "oneccl-falls-back",
+    "|CCL_WARN| did not find MPI-launcher specific variables",
+    "|CCL_WARN| could not get local_idx/count from environment variables",
+    role=H,
+    why="oneCCL was not started by mpirun: it uses libfabric, and finds out itself which processes share a host.",
+)
+says(
     "port-settings-changed",
     # The words of rdma-core's ibv_event_type_str().
-    "async event{}client reregistration",
-    "async event{}LID change",
-    "async event{}SM change",
-    "async event{}P_Key change",
-    "async event{}GID table change",
-    "async event{}communication established",
-    "async event{}send queue drained",
-    "async event{}last WQE reached",
-    "async event{}path migrated",
+    "sync event{}client reregistration",
+    "sync event{}LID change",
+    "sync event{}SM change",
+    "sync event{}P_Key change",
+    "sync event{}GID table change",
+    "sync event{}communication established",
+    "sync event{}send queue drained",
+    "sync event{}last WQE reached",
+    "sync event{}path migrated",
     "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
     role=H,
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",

@@ -874,6 +874,16 @@ def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> Non
     assert next(item.when for item in told if item.when) == "08:55:28"
 
 
+def test_an_adapter_that_cannot_be_opened_is_passed_over_where_all_use_the_same() -> None:
+    refused = "h1:5:5 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_4\n"
+    uses = "h{}:5:5 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE {}; OOB eth0:10.0.0.{}<0>\n"
+    same = explain_text(refused + uses.format(1, "", 1) + uses.format(2, "", 2))
+    assert "ib.device-not-found" not in {cause.id for cause in same.causes}
+    more = explain_text(refused + uses.format(1, "", 1) + uses.format(2, "[1]mlx5_4:1/RoCE ", 2))
+    assert more.causes[0].id == "ib.device-not-found"
+    assert explain_text(refused).causes[0].id == "ib.device-not-found"
+
+
 def test_no_title_shows_a_hole() -> None:
     """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
     dangling = re.compile(r"[{?]|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
