@@ -311,6 +311,18 @@ MESSAGES = [
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/transport/tcp/pair.cc:498] optval == 0. 111 vs 0. SO_ERROR: Connection refused",
     ),
     (
+        "net.hostname-resolution",
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  In initFromLoop at /src/tensorpipe/transport/uv/listener.cc:126 \"rv < 0: invalid argument\"",
+    ),
+    (
+        "net.peer-lost",
+        "[W tensorpipe_agent.cpp:641] RPC agent for ps encountered error when sending outgoing request #0 to w1: ECONNREFUSED: connection refused\nTraceback (most recent call last):\n  File \"rpc.py\", line 9, in <module>\n    rpc.rpc_sync('w1', f)\nRuntimeError: ECONNREFUSED: connection refused",
+    ),
+    (
+        "net.wrong-interface",
+        'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\n    kv = mx.kv.create("dist_sync")\nmxnet.base.MXNetError: [13:30:33] src/van.cc:63: Check failed: !ip.empty() failed to get ip',
+    ),
+    (
         "net.master-unreachable",
         'Traceback (most recent call last):\n  File "/Users/kim/train.py", line 4, in <module>\n    world = mx.distributed.init(backend="ring")\nRuntimeError: [ring] Couldn\'t connect (error: 60)',
     ),
@@ -614,3 +626,9 @@ def test_what_is_told_before_the_first_step_is_no_progress(line: str) -> None:
 )
 def test_what_is_told_of_work_is_progress(line: str) -> None:
     assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.HEALTHY
+
+
+def test_more_processes_than_ranks_are_not_missing_ones() -> None:
+    text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size={}, worker_count={}, timeout=0:30:00)\n"
+    assert explain_text(text.format(1, 2)).causes[0].title.startswith("more processes came to the store than")
+    assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
