@@ -239,10 +239,6 @@ MESSAGES = [
     ),
     (
         "launch.world-size",
-        "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
-    ),
-    (
-        "launch.world-size",
         "At least one of the requested hosts is not included in the current allocation.\n\nMissing requested host: gpu09",
     ),
     (
@@ -283,10 +279,6 @@ MESSAGES = [
         "MPI_INIT has failed because at least one MPI process is unreachable\nfrom another.  This *usually* means that an underlying communication",
     ),
     (
-        "net.plugin",
-        "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
-    ),
-    (
         "net.peer-lost",
         "An MPI communication peer process has unexpectedly disconnected.  This\nusually indicates a failure in the peer process\n  Local host: gpu01\n  Peer host:  gpu02",
     ),
@@ -301,10 +293,6 @@ MESSAGES = [
     (
         "gpu.duplicate",
         "ml.dmlc.xgboost4j.java.XGBoostError: [10:11:12] device_helpers.cu:64: Check failed: n_uniques == world (1 vs. 2) : Multiple processes within communication group running on same CUDA device is not supported",
-    ),
-    (
-        "gpu.fabric-manager",
-        "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
     ),
     (
         "net.peer-lost",
@@ -632,3 +620,25 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size={}, worker_count={}, timeout=0:30:00)\n"
     assert explain_text(text.format(1, 2)).causes[0].title.startswith("more processes came to the store than")
     assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        (
+            "mpirun is asked to start more processes than its hosts have slots or cores: 8",
+            "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
+        ),
+        (
+            "MPI is told to use a transport that does not open here: its library is missing, or finds no device that it supports",
+            "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
+        ),
+        (
+            "CUDA is not ready: the fabric manager is not running (error 802)",
+            "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
+        ),
+    ],
+)
+def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
