@@ -102,6 +102,16 @@ says(
     why="Another process (an older job, or a second rank 0) holds the port.",
     where=lambda groups, line: "ignoring the error" not in line,
 )
+says(
+    "port-reserved",
+    "[WinError 10013]",
+    "errno: 10013 - ",
+    "system error: 10013 - ",
+    cause="net.port-in-use",
+    strength=0.82,
+    title="Windows does not lend out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
+    why="WSAEACCES on bind or connect. With another --master-port, outside of the ranges shown, it works.",
+)
 
 # --- NCCL and Gloo sockets
 says(

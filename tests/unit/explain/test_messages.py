@@ -299,6 +299,27 @@ MESSAGES = [
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/transport/tcp/pair.cc:498] optval == 0. 111 vs 0. SO_ERROR: Connection refused",
     ),
     (
+        "gpu.duplicate",
+        "RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:784, invalid usage, NCCL version 2.7.8",
+    ),
+    (
+        "sw.no-nccl-backend",
+        'Traceback (most recent call last):\n  File "t.py", line 4, in <module>\n    dist.init_process_group("gloo")\nRuntimeError: No rendezvous handler for env://',
+    ),
+    ("sw.nccl-bug", "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV"),
+    (
+        "sys.host-oom",
+        'OSError: [WinError 1455] The paging file is too small for this operation to complete. Error loading "cudnn_cnn_infer64_8.dll" or one of its dependencies.',
+    ),
+    (
+        "net.port-in-use",
+        "OSError: [WinError 10013] An attempt was made to access a socket in a way forbidden by its access permissions",
+    ),
+    (
+        "app.bad-tensor",
+        "ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device/multiple-device GPU modules or CPU modules, but got device_ids [0], output_device 0, and module parameters {device(type='cpu')}.",
+    ),
+    (
         "net.hostname-resolution",
         "terminate called after throwing an instance of 'std::runtime_error'\n  what():  In initFromLoop at /src/tensorpipe/transport/uv/listener.cc:126 \"rv < 0: invalid argument\"",
     ),
