@@ -497,6 +497,14 @@ says(
 )
 
 says(
+    "ddp-device-ids",
+    "device_ids and output_device arguments only work with",
+    cause="app.bad-tensor",
+    strength=0.88,
+    title="DDP got device_ids for a model that does not lie on that one GPU: it is on the CPU, or over several",
+    why="model.to(local_rank) belongs before DistributedDataParallel; a model over several devices takes no device_ids.",
+)
+says(
     "devices-differ",
     "Expected all tensors to be on the same device",
     cause="app.bad-tensor",

@@ -271,6 +271,7 @@ says(
     "NCCL Error 5: invalid usage",
     "failed: invalid usage",  # XLA, Horovod
     "invalid usage (run with NCCL_DEBUG",
+    ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",

@@ -79,6 +79,14 @@ says(
     title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
     why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
 )
+
+
+def _more_than_the_world(line: str) -> bool:
+    """Whether a store's barrier counted more processes than it waits for."""
+    told = re.search(r"world_size=(\d+), (?:worker_count|num_workers_joined)=(\d+)", line)
+    return told is not None and int(told[2]) > int(told[1])
+
+
 says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
@@ -91,6 +99,17 @@ says(
     strength=0.76,
     title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
+    where=lambda groups, line: not _more_than_the_world(line),
+)
+says(
+    "joined-too-many",
+    "(world_size={world:int}, worker_count={joined:int}",
+    "(world_size={world:int}, num_workers_joined={joined:int}",
+    cause="launch.world-size",
+    strength=0.8,
+    title="more processes came to the store than the group has ranks, {joined} for {world}: each was told a world size of its own, or another job uses this port",
+    why="Processes that are started one by one, without a launcher, each with WORLD_SIZE=1; two jobs with one MASTER_PORT; or a store that outlived a restart.",
+    where=lambda groups, line: _more_than_the_world(line),
 )
 says(
     "rdzv-timeout",
