@@ -904,14 +904,14 @@ def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
     assert got.causes[0].title != got.causes[1].title
 
 
-def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
-    failed = "w1 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
-    got = explain_text(
-        "w1 nv-fabricmanager[4]: request to query NVSwitch device information from NVSwitch driver failed with error:"
-        f"WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]\n{failed}"
-    )
-    assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
-    assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
+def test_a_fabric_manager_without_switches_is_no_worker_that_failed() -> None:
+    query = "request to query NVSwitch device information from NVSwitch driver failed with error"
+    ended = '"/usr/bin/nv-fabricmanager -c /usr/share/nvidia/nvswitch/fabricmanager.cfg" failed! Exit code: 1'
+    unit = "nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE"
+    said = f"{query}:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]", ended
+    script = "".join(f"Sep 18 03:19:01 n1 nvidia-fabricmanager-start.sh[47]: {line}\n" for line in said)
+    got = explain_text(f"{script}Sep 18 03:19:01 n1 systemd[1]: {unit}\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "gpu.fabric-manager")
 
 
 def test_horovods_older_table_names_the_rank_too() -> None:
