@@ -321,6 +321,29 @@ def test_the_launchers_own_cut_traceback_is_no_workers() -> None:
     assert "cut" in titles["worker"]
 
 
+@pytest.mark.parametrize(
+    ("line", "ending"),
+    [
+        (
+            "ERROR:composer.cli.launcher:Rank 1 crashed with exit code 1.",
+            "rank 1 ended with exit code 1; what it said is not in these logs",
+        ),
+        (
+            "The replica workerpool1-1 exited with a non-zero status of 1. Termination reason: Error.",
+            "a worker ended with exit code 1; what it said is not in these logs",
+        ),
+        ("ERROR:composer.cli.launcher:Rank 0 crashed with exit code -11.", "a process crashed in native code"),
+        (
+            "Failed to retrieve preemption notice from coordination service: UNAVAILABLE: Socket closed",
+            "task 0 of the JAX job, which coordinates the others, has ended or is not reached",
+        ),
+    ],
+)
+def test_what_a_launcher_or_a_peer_reports_is_no_ranks_own_word(line: str, ending: str) -> None:
+    got = explain_text(f"start to train\n{line}\n")
+    assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith(ending), got.sentence
+
+
 def test_harmless_lines_are_cut_between_words() -> None:
     line = (
         "NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5). ncclCollNetPlugin symbols " + "unsupported " * 20
