@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
@@ -38,19 +38,6 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
             hosts=hosts_of(hits),
             final=True,
         )
-
-
-@diagnosis
-def aborted_on_one_gpu(case: Case) -> Iterable[Candidate]:
-    """Processes of one host abort their communicators, as different ranks of the same number, on the same bus id."""
-    at: dict[tuple[str, str, str], list[Hit]] = defaultdict(list)
-    for hit in case.hits("nccl-abort"):
-        if hit.host and hit.pid and "bus" in hit.groups:
-            at[hit.host, hit.groups["bus"], hit.groups["nranks"]].append(hit)
-    for (host, bus, _), hits in at.items():
-        if len({hit.pid for hit in hits}) > 1 and len({hit.groups["rank"] for hit in hits}) > 1:
-            title = f"several ranks use one GPU, that of bus id {bus}"
-            yield Candidate("gpu.duplicate", 0.86, title, hits, {int(hit.groups["rank"]) for hit in hits}, {host})
 
 
 @diagnosis

@@ -286,6 +286,7 @@ says(
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
     "NCCL operation {place} failed: {text}",  # XLA
+    "NCCL failure :{text}",  # XGBoost
     "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
     "unhandled system error",
     "internal error - please report this issue to the NCCL developers",

@@ -134,7 +134,7 @@ says(
 # --- fabric manager, NVLS, IMEX
 says(
     "system-not-ready",
-    "system not yet initialized",
+    "ystem not yet initialized",
     "Cuda failure 802",
     "CUDA error 802",
     "cudaErrorSystemNotReady",
@@ -291,6 +291,7 @@ says(
     "Duplicate GPU detected : rank {rank:int} and rank {other:int} both on CUDA device {device}",
     "Duplicate GPU detected",
     "Multiple ranks detected using the same GPU on this node",
+    "Multiple processes within communication group running on same CUDA device",  # XGBoost
     "Multiple Ranks are using the same GPU/Partition",
     cause="gpu.duplicate",
     strength=0.98,

@@ -223,6 +223,8 @@ says(
     title="an internal check of NCCL failed",
     why="NCCL's catch-all; the WARN line before it says which check.",
 )
+# what the kernel's line of a crash names besides: a process of a job, or a library that only such have
+_OF_A_JOB = re.compile(r"\bpython|\bpt_|nccl|\blib(?:cuda|torch|c10|mpi|ucp)\w*\.so")
 says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
@@ -232,16 +234,23 @@ says(
     "return code = -11",
     "died with <Signals.SIGSEGV",
     "exit code 139",
+    "exit code -11",
     "*** Process received signal ***",
     "signal 11 (SIGSEGV)",
     "Segmentation fault",
+    "]: segfault at {address} ip ",  # the kernel's own line
+    "general protection fault ip:{address}",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.45,
     fold="a crash in native code",
     title="a process crashed in native code",
     why="A signal of the system or an abort of a library; the frames say whose.",
-    where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
+    where=lambda groups, line: (
+        "DataLoader" not in line
+        and not QUOTED_OUTPUT.search(line)
+        and ("address" not in groups or bool(_OF_A_JOB.search(line)))
+    ),
 )
 says(
     "crash-stack",

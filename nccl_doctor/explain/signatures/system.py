@@ -63,6 +63,8 @@ says(
     "EMFILE",
     "received 0 items of ancdata",
     "Errno 24",
+    "system limit exceeded on number of pipes that can be open",  # Open MPI
+    "system limit exceeded on number of network connections that can be open",
     cause="sys.nofile",
     strength=0.95,
     title="too many open files",
@@ -83,6 +85,7 @@ says(
     "cgroup: fork rejected by pids controller",
     "std::system_error{}Resource temporarily unavailable",
     "RLIMIT_NPROC",
+    "system limit exceeded on number of processes that can be started",  # Open MPI
     "Resource temporarily unavailable",
     cause="sys.threads",
     strength=0.93,
@@ -132,6 +135,8 @@ says(
     "TaskOOM",
     "OutOfMemoryError: Task was killed",
     "Memory usage on the node",
+    "ran out-of-memory and exited with",  # Vertex AI, AI Platform
+    "Job exceeded a memory resource limit",  # Torque
     cause="sys.host-oom",
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
@@ -177,7 +182,7 @@ says(
     "killed by signal 9",
     "exited with signal 9",
     "(signal: 9)",
-    "terminated with exit code -9",
+    "exit code -9",
     "SIGKILL",
     " Killed ",
     cause="sys.host-oom",
