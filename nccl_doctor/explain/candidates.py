@@ -49,7 +49,11 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             continue
         if name == "nccl-frame" and _attached(case):
             continue
-        hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in effects]
+        hits = [
+            hit
+            for hit in case.hits(name)
+            if not _follows_failed_task(case, hit) and place(hit) not in effects and not _passed_over(case, hit)
+        ]
         if hits:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):
@@ -119,6 +123,19 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
+
+
+_ONE_DEVICE = re.compile(r"Unable to open device \w|ibv_open_device failed")
+
+
+def _passed_over(case: Case, hit: Hit) -> bool:
+    """Whether NCCL could not open an adapter and goes on without: a container is given some of its host's.
+
+    Only where all of the job's processes then use the same: those that use more would wait for a peer on the others.
+    """
+    if hit.signature != "no-hca" or not _ONE_DEVICE.search(hit.text):
+        return False
+    return len({line.groups["devices"] for line in case.hits("net-ib-using")}) == 1
 
 
 def _beside_the_job(case: Case, hit: Hit) -> bool:

@@ -12,6 +12,7 @@ from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
 
@@ -158,11 +159,18 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
 
 
+def _alone(row: Hit) -> str:
+    """The size in a row of nccl-tests that shows no bus bandwidth; empty if it shows one."""
+    found = BUSBW_ROW.search(row.text)
+    return found["size"] if found and float(found["busbw"]) == 0 else ""
+
+
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
 
     Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    Without the lists it is told by results of one size in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
     rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
@@ -172,6 +180,14 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
         if one.file == other.file
         and one.groups["pid"] != other.groups["pid"]
         and not any(one.line < line < other.line for line in rows)
+    ]
+    ends = [hit.line for hit in case.hits("busbw-average")]
+    together += [
+        (one, other)
+        for one, other in itertools.pairwise(case.hits("busbw-row"))
+        if one.file == other.file
+        and _alone(one) == _alone(other) != ""
+        and not any(one.line < line < other.line for line in ends)
     ]
     if together:
         title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
@@ -298,11 +314,14 @@ def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
 
 @diagnosis
 def described_topology(case: Case) -> Iterable[Candidate]:
-    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection."""
+    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection.
+
+    A CPU without its attributes is one of a file (NCCL_TOPO_FILE, or a network plugin's): what NCCL detects has them.
+    """
     broken = case.hits("topology-description", "topology-attribute")
     if not broken:
         return
-    given = case.hits("topology-given")
+    given = case.hits("topology-given") or [hit for hit in broken if "of node cpu not found" in hit.text]
     host_ids = case.env.get("NCCL_HOSTID", [])
     cause = "env.bad-nccl-var" if given or host_ids else "sw.nccl-bug"
     proof = [*broken[:4], *given[:2], *host_ids[:3]]

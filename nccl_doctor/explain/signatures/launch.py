@@ -244,6 +244,15 @@ says(
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
+    "step-refused",
+    "srun: error: Unable to create step for job {job:word}: {reason}",
+    "srun: error: Unable to create step",
+    cause="launch.world-size",
+    strength=0.7,
+    title="Slurm did not create the job's step: {reason}",
+    why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",
@@ -253,7 +262,7 @@ says(
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
     "A sequential map was requested, but not enough node entries",
-    "srun: error: Unable to create step",
+    "All nodes which are allocated for this job are already filled",
     "More processors requested than permitted",
     cause="launch.world-size",
     strength=0.7,

@@ -78,15 +78,9 @@ _AT_ITS_START = re.compile(
 )
 
 
-_BAR_AT_ZERO = re.compile(r"(?<![\d/])0/\d+ \[\d\d:\d\d<\?")  # tqdm has drawn it, and no step is done yet
-_BAR_MOVED = re.compile(r"(?<![\d/])[1-9]\d*/\d+ \[|loss", re.IGNORECASE)
-
-
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step of the work
-        return False
-    if _BAR_AT_ZERO.search(line) and not _BAR_MOVED.search(line):
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line) or _AT_ITS_START.search(line)

@@ -563,7 +563,7 @@ says(
     "Check failed: impl_->channel->WaitForConnected(",
     cause="net.master-unreachable",
     strength=0.86,
-    title="torch_xla's mesh service on {host} is not reached",
+    title="torch_xla's mesh service is not reached: {host}",
     why="The first process of xmp.spawn serves the others: it has ended, never began, or the call stands outside of xmp.spawn.",
 )
 says(

@@ -275,8 +275,11 @@ def test_nvshmems_notices_are_harmless_where_the_tests_pass() -> None:
     assert explain_text(_NOTICES + _TESTED + _CLEAN_UP + "rc=0\n").verdict is Verdict.HEALTHY
     assert explain_text(_NOTICES + _TESTED + "rc=0\n").verdict is Verdict.HEALTHY
     assert explain_text(_NOTICES + _TESTED + _EXPERTS + "rc=1\n").verdict is not Verdict.HEALTHY
-    none = _NOTICES + "no active IB device that supports GPU-initiated communication is found\n"
+    none = "no active IB device that supports GPU-initiated communication is found\n"
     assert _first(explain_text(none)) == "ib.device-not-found"
+    assert _first(explain_text(_NOTICES + none)) == "ib.gdr"  # which refuse the GPU's memory
+    ends = explain_text(_NOTICES)
+    assert (ends.verdict, _first(ends)) == (Verdict.UNDECIDED, "ib.gdr")
 
 
 _SNAPSHOT = (
