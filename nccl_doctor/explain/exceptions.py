@@ -14,6 +14,7 @@ from nccl_doctor.explain.model import Hit, Role, Traceback
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
 
+# Of launchers, and of frameworks that wrap any error of their own or another process so (EnforceNotMet: Paddle).
 LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"

@@ -432,9 +432,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
-    of_launcher = {(hit.file, hit.line) for hit in hits}
-    own_words = [hit for hit in gave_up(case, ranks) if (hit.file, hit.line) not in of_launcher]
-    said = own_words or [hit for hit in gave_up(case, None) if (hit.file, hit.line) not in of_launcher]
+    of_launcher = set(map(place, hits))
+    own_words, words = ([hit for hit in gave_up(case, of) if place(hit) not in of_launcher] for of in (ranks, None))
+    said = own_words or words
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)

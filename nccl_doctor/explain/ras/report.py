@@ -192,9 +192,8 @@ class _TextReader:
             return
         worker = _worker(number, line, "")
         operation = 0 if head.group("none") else _number(head.group("operation"))
-        if (
-            worker is not None and operation is None and not head.group("status")
-        ):  # "Rank 3 -- GPU ..." belongs to the line above it
+        # "Rank 3 -- GPU ..." belongs to the line above it.
+        if worker is not None and operation is None and not head.group("status"):
             if sides:
                 sides[-1] = msgspec.structs.replace(sides[-1], workers=(*sides[-1].workers, worker))
             return

@@ -878,7 +878,7 @@ def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
     got = explain_text(log)
     assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
     assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
-    assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
+    assert any("collect the logs of rank 2: these hold nothing" in step for step in got.next)
 
 
 def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
