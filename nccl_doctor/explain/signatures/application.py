@@ -6,8 +6,12 @@ import re
 
 from nccl_doctor.explain.signatures import says
 
-# A program that tells what it could not import and says that it does not need it
-_GOES_WITHOUT = re.compile(r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b|entrypoint\.d/")
+# A program that tells what it could not import and says that it does not need it, or a script of a shell's or an image's
+# start, which goes on all the same
+_GOES_WITHOUT = re.compile(
+    r"\b(?:[Ii]gnor\w+|[Ss]kip\w*|[Oo]ptional|[Dd]isabl\w+|[Ff]all\w* back)\b|"
+    r"entrypoint\.d/|/etc/profile|/\.(?:bash\w*|profile|zshrc)\b"
+)
 
 says(
     "fingerprint-mismatch",

@@ -269,7 +269,8 @@ says(
 says(
     "nccl-error-number",
     "NCCL Error 5: invalid usage",
-    "failed: invalid usage",  # XLA, Horovod
+    "nccl{call:word} failed: invalid usage",  # Horovod
+    "NCCL operation {call} failed: invalid usage",  # XLA
     "invalid usage (run with NCCL_DEBUG",
     ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
@@ -303,11 +304,18 @@ says(
 says(
     "port-of-etcd-or-worker",
     "port: {port:int} already in use",
-    "Failed to start the grpc server. The specified port is {port:int}",  # Ray
     cause="net.port-in-use",
     strength=0.93,
     title="a port is already in use",
     why="Another process listens on it.",
+)
+says(
+    "ray-port",
+    "Failed to start the grpc server. The specified port is {port:int}",
+    cause="net.port-in-use",
+    strength=0.74,
+    title="Ray cannot listen on port {port}: mostly another process does",
+    why="gRPC could not bind it; the line before says whether the address was in use.",
 )
 says(
     "horovod-rendezvous",

@@ -216,12 +216,11 @@ says(
     why="The lines below name framework and component. A launcher outside of a container passes its own choice on (PMIX_MCA_psec=munge, OMPI_MCA_btl=...).",
 )
 says(
-    "mpi-init-failed",
+    "mpi-no-server",
     "OPAL ERROR: Unreachable in file {file:word}",
-    "An error occurred in MPI_Init",
     role=Role.SYMPTOM,
     cause="sw.library-conflict",
-    strength=0.44,
+    strength=0.48,
     fold="MPI_Init failed",
     title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
     why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
@@ -347,6 +346,8 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+# A list of signals that a program handles (torchrun tells its own), and a daemon's reload
+_NO_HANGUP = re.compile(r"SIG(?!HUP|NAL)[A-Z]{3}|\b(?:[Rr]e-?(?:load|open|configur|start)|[Rr]otat|[Ii]gnor)")
 says(
     "hangup",
     "SIGHUP",
@@ -356,7 +357,9 @@ says(
     strength=0.91,
     title="the terminal or ssh session that the job belonged to was closed (SIGHUP)",
     why="torchrun takes SIGHUP itself and ends its workers, although nohup had it ignored.",
-    where=lambda groups, line: "dataloader" not in line.lower(),
+    where=lambda groups, line: (
+        "dataloader" not in line.lower() and not _NO_HANGUP.search(line) and not _ONE_OF_MANY.search(line)
+    ),
 )
 # timeout(1) in front of a command, and the status that it ends with
 _WITH_LIMIT = re.compile(
@@ -545,14 +548,6 @@ says(
     why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
 )
 says(
-    "mpi-other-address",
-    "Open MPI detected an inbound MPI TCP connection request from a peer",
-    cause="net.wrong-interface",
-    strength=0.62,
-    title="MPI refuses a peer that comes from another address than it told: hosts with several networks, or address translation",
-    why="Open MPI knows its peers by their addresses. btl_tcp_if_include with the one network that all hosts share mends it.",
-)
-says(
     "mpi-another-process",
     "received unexpected process identifier",
     cause="net.wrong-interface",
@@ -576,13 +571,13 @@ says(
 says(
     "mpi-translated",
     "btl: tcp: Match incoming connection from {peer} with locally known IP {address} failed",
-    "dropped inbound connection from an unexpected address",
-    "Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot find a corresponding",
+    "Open MPI detected an inbound MPI TCP connection request from a peer",
+    "help-mpi-btl-tcp.txt / dropped inbound connection",
+    "Open MPI accepted a TCP connection from what appears to be a",
     cause="net.wrong-interface",
-    strength=0.78,
-    title="a peer's MPI connections come from an address that it did not tell (NAT, or a bridge in between)",
-    why="Open MPI knows its peers by their addresses: behind a masquerading bridge they come from another one. --net=host, or btl_tcp_if_include with the "
-    "network that reaches all hosts.",
+    strength=0.72,
+    title="a peer's MPI connections come from an address that it did not tell (several networks, a bridge or NAT in between)",
+    why="Open MPI knows its peers by their addresses, and drops others. --net=host, or btl_tcp_if_include with the network that reaches all hosts.",
 )
 says(
     "mpi-daemon-address",

@@ -1159,3 +1159,42 @@ def test_workers_that_found_their_place_later_were_placed() -> None:
     served = 'INFO:     10.2.0.9:52214 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     assert explain_text(lacking).causes[0].id == "launch.world-size"
     assert explain_text(lacking + served).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("I1120 09:00:00.000 run.py:600]   signals_to_handle  : SIGTERM,SIGINT,SIGHUP,SIGQUIT", "launch.killed"),
+        ("prometheus: Received SIGHUP, reloading configuration", "launch.killed"),
+        ("the job may have been preempted, or got a SIGHUP", "launch.killed"),
+        ("/root/.bashrc: line 12: /opt/conda/bin/conda: No such file or directory", "unrelated"),
+        ("/etc/profile.d/terminal.sh: line 3: tput: command not found", "unrelated"),
+        ("cowsay installed in this system is not supported by this terminal", "gpu.driver"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "sys.clock-or-dns-or-fs"),
+        ("pkg/client: Failed to watch *v1.Foo: the server could not find the requested resource", "unrelated"),
+        ("grpc: call failed: invalid usage of this option", "gpu.duplicate"),
+    ],
+)
+def test_what_other_programs_say_is_no_cause(line: str, cause: str) -> None:
+    hang = "[rank3]:[E ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n"
+    assert cause not in {found.id for found in explain_text(f"{line}\n{hang}").causes}
+
+
+def test_nodes_that_sinfo_lists_are_no_proof_against_what_the_program_says() -> None:
+    listed = "gpu07  1  main  down*  64  Not responding\n"
+    said = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
+    said += "RuntimeError: shape '[3, 4]' is invalid for input of size 13\n"
+    assert explain_text(listed).causes[0].id == "sys.node-failure"
+    assert explain_text(listed + said).causes[0].id == "app.bad-tensor"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Open MPI detected an inbound MPI TCP connection request from a peer",
+        "[n1:7] 1 more process has sent help message help-mpi-btl-tcp.txt / dropped inbound connection",
+        "WARNING: Open MPI accepted a TCP connection from what appears to be a",
+    ],
+)
+def test_open_mpis_help_text_is_known_by_its_own_lines(line: str) -> None:
+    assert explain_text(f"{line}\n").causes[0].id == "net.wrong-interface"
