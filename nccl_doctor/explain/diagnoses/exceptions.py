@@ -10,6 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Traceback
+from nccl_doctor.explain.readers import prefix
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
 _SETUP = re.compile(
@@ -53,7 +54,10 @@ def _title(item: Traceback, ranks: set[int]) -> str:
         listed = sorted(ranks)
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
     where = f" at {item.where}" if item.where else ""
-    message = f": {shortened(item.message, 120)}" if item.message else ""
+    told = item.message
+    if told.endswith(":") and item.more:
+        told = f"{told} {prefix.parse(item.more[0].text).body.strip()}"
+    message = f": {shortened(told, 120)}" if told else ""
     return f"{who}raised {item.type}{message}{where}"
 
 

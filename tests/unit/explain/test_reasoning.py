@@ -1099,3 +1099,39 @@ def test_workers_that_found_their_place_later_were_placed() -> None:
     served = 'INFO:     10.2.0.9:52214 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     assert explain_text(lacking).causes[0].id == "launch.world-size"
     assert explain_text(lacking + served).verdict is Verdict.HEALTHY
+
+
+def test_an_exception_that_another_rank_passes_on_is_of_the_rank_that_raised_it() -> None:
+    """torch's distributed checkpoint raises on every rank what some raised, and tells their tracebacks behind it."""
+    told = explain_text(
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank3]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])\n"
+        "[rank3]: Traceback (most recent call last): (RANK 5)\n"
+        '[rank3]:   File "/srv/save.py", line 7, in write\n'
+        "[rank3]: KeyError: 'bias'\n"
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 30, in <module>\n'
+        "[rank3]: ZeroDivisionError: of its own\n"
+    )
+    assert told.causes[0].title.startswith("rank 5 raised KeyError: 'bias'")
+    assert told.causes[0].ranks == (5,)
+
+
+def test_what_a_message_announces_with_a_colon_belongs_to_it() -> None:
+    told = explain_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank1]: torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+        "[rank1]: RuntimeError: Cannot find a working triton installation.\n"
+    )
+    assert "raised: RuntimeError: Cannot find a working triton installation." in told.causes[0].title
+
+
+def test_a_warning_of_what_could_hang_is_no_wait() -> None:
+    told = explain_text(
+        "[INFO|trainer.py:756] 2026-08-04 10:11:01,204 >> Using auto half precision backend\n"
+        "Detected kernel version 5.4.250, which is below the recommended minimum of 5.5.0; this can cause the process to "
+        "hang. It is recommended to upgrade the kernel to the minimum version or higher.\n"
+    )
+    assert not told.causes
