@@ -198,8 +198,18 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
-    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
-    cut = [item for item in case.summary.tracebacks if not item.type and not case.exceptions.is_of_launcher(item)]
+    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say.
+
+    Behind a watchdog's time-out it is what the ranks raise whose communicator the watchdog aborted.
+    """
+    timed_out = case.hits("watchdog-timeout")
+    cut = [
+        item
+        for item in case.summary.tracebacks
+        if not item.type
+        and not case.exceptions.is_of_launcher(item)
+        and not any(hit.file == item.hit.file and hit.line < item.first_line for hit in timed_out)
+    ]
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = _evidence(cut)

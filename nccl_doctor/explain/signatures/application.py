@@ -117,13 +117,14 @@ says(
     ),
 )
 says(
-    "augmenter-gone",
-    "background workers are no longer alive",
+    "data-worker-gone",
+    "background workers are no longer alive",  # batchgenerators, nnU-Net
     "Background workers died. Look for the error message",
+    "One of the subprocesses has abruptly died during map operation",  # datasets
     cause="app.dataloader-worker",
     strength=0.66,  # its own error, if one stands above, says more
-    title="a background worker that loads or augments data has died: of memory or /dev/shm, or of an error of its own",
-    why="batchgenerators and nnU-Net look whether their worker processes live, and cannot say what they died of.",
+    title="a background worker that prepares data has died: of memory or /dev/shm, or of an error of its own",
+    why="The library looks whether its worker processes live, and cannot say what they died of.",
 )
 says(
     "loader-bus-error",

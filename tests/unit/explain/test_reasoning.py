@@ -1135,3 +1135,13 @@ def test_a_warning_of_what_could_hang_is_no_wait() -> None:
         "hang. It is recommended to upgrade the kernel to the minimum version or higher.\n"
     )
     assert not told.causes
+
+
+def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> None:
+    timed_out = (
+        "[E ProcessGroupNCCL.cpp:719] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7559, "
+        "OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806456 milliseconds before timing out.\n"
+    )
+    cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
+    assert explain_text(cut).causes[0].id == "app.rank-exception"
+    assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
