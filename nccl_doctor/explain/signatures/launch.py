@@ -50,6 +50,19 @@ says(
     title="the launcher's variables are missing (RANK, WORLD_SIZE, MASTER_ADDR...)",
     why="The script was started without torchrun (or the like), so nobody set them.",
 )
+_OF_STREAMING = re.compile(r"\d{6}_[a-z_]+$")
+says(
+    "streaming-shared-memory-exists",
+    "File exists: '/{name}'",
+    "Reused local directory: {mine} vs {theirs}",
+    cause="launch.env-missing",
+    strength=0.62,
+    title="each rank's StreamingDataset takes itself for its host's first (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE "
+    "unset when it is made), or an earlier run left its shared memory (clean_stale_shared_memory())",
+    why="MosaicML's streaming names its shared memory /000000_locals and so on; the first rank of a host alone makes it, "
+    "and it learns which one that is from the launcher's variables.",
+    where=lambda groups, line: "name" not in groups or _OF_STREAMING.match(groups["name"]) is not None,
+)
 says(
     "local-rank-argument",
     "unrecognized arguments: --local{}rank={rank:int}",

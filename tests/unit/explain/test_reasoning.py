@@ -1198,3 +1198,49 @@ def test_nodes_that_sinfo_lists_are_no_proof_against_what_the_program_says() -> 
 )
 def test_open_mpis_help_text_is_known_by_its_own_lines(line: str) -> None:
     assert explain_text(f"{line}\n").causes[0].id == "net.wrong-interface"
+
+
+def test_an_exception_that_another_rank_passes_on_is_of_the_rank_that_raised_it() -> None:
+    """torch's distributed checkpoint raises on every rank what some raised, and tells their tracebacks behind it."""
+    told = explain_text(
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank3]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])\n"
+        "[rank3]: Traceback (most recent call last): (RANK 5)\n"
+        '[rank3]:   File "/srv/save.py", line 7, in write\n'
+        "[rank3]: KeyError: 'bias'\n"
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 30, in <module>\n'
+        "[rank3]: ZeroDivisionError: of its own\n"
+    )
+    assert told.causes[0].title.startswith("rank 5 raised KeyError: 'bias'")
+    assert told.causes[0].ranks == (5,)
+
+
+def test_what_a_message_announces_with_a_colon_belongs_to_it() -> None:
+    told = explain_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank1]: torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+        "[rank1]: RuntimeError: Cannot find a working triton installation.\n"
+    )
+    assert "raised: RuntimeError: Cannot find a working triton installation." in told.causes[0].title
+
+
+def test_a_warning_of_what_could_hang_is_no_wait() -> None:
+    told = explain_text(
+        "[INFO|trainer.py:756] 2026-08-04 10:11:01,204 >> Using auto half precision backend\n"
+        "Detected kernel version 5.4.250, which is below the recommended minimum of 5.5.0; this can cause the process to "
+        "hang. It is recommended to upgrade the kernel to the minimum version or higher.\n"
+    )
+    assert not told.causes
+
+
+def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> None:
+    timed_out = (
+        "[E ProcessGroupNCCL.cpp:719] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7559, "
+        "OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806456 milliseconds before timing out.\n"
+    )
+    cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
+    assert explain_text(cut).causes[0].id == "app.rank-exception"
+    assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
