@@ -359,6 +359,10 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
+_ONE_OF_MANY = re.compile(
+    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+)
 # A list of signals that a program handles (torchrun tells its own), and a daemon's reload
 _NO_HANGUP = re.compile(r"SIG(?!HUP|NAL)[A-Z]{3}|\b(?:[Rr]e-?(?:load|open|configur|start)|[Rr]otat|[Ii]gnor)")
 says(
@@ -399,10 +403,6 @@ says(
     ),
     why="The command was given a time limit by whoever typed it (timeout(1)): that it was stopped says that it hung, or was slow.",
     where=lambda groups, line: "limit" not in groups or _WITH_LIMIT.search(line) is not None,
-)
-# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
-_ONE_OF_MANY = re.compile(
-    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
 )
 # gRPC's status of a call that took too long, by the names of Rust's, Go's and C++'s library
 _OF_A_CALL = re.compile(r"(?:status: |code = |StatusCode\.)DeadlineExceeded")
