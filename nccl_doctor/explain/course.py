@@ -34,7 +34,6 @@ _RETRIES = frozenset(
         "gloo-closed",
         "probe-failed",
         "resources-missing",
-        "no-capacity",
         "not-scheduled",
         "waiting-for-placement",
         "serving-watchdog",

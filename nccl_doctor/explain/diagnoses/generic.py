@@ -550,7 +550,9 @@ _WAITS = re.compile(
 @diagnosis
 def last_line_waits(case: Case) -> Iterable[Candidate]:
     """The log ends while the program says that it waits for other ranks: who does not come, only their logs can say."""
-    ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
+    calm = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.lasts(harmless.name)}
+    last = [hits[-1] for hits in case.summary.tails.values() if hits]
+    ends = [hit for hit in last if _WAITS.search(hit.text) and place(hit) not in calm]
     if ends and not case.course.recovered:
         for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"

@@ -39,7 +39,7 @@ says(
     *_XID,
     why="The driver's own fault number; what each proves is in the catalogue (see the diagnosis of the same name).",
     where=lambda groups, line: (
-        re.search(r"\b(?:will|may|might|would|could)\b[^.:]*\bXid\b", line, re.IGNORECASE) is None
+        re.search(r"\b(?:will|may|might|would|could)\b[^.:]{0,120}\bXid\b", line, re.IGNORECASE) is None
     ),
 )
 says(
@@ -446,7 +446,7 @@ says(
     "rocm-gpu-hang",
     "HW Exception by GPU node-{}GPU Hang",
     cause="gpu.fell-off-bus",
-    strength=0.74,
+    strength=0.62,
     title="an AMD GPU hangs, and its driver resets it",
     why="ROCm's runtime tells every process on the GPU. A kernel that never ends, the driver, power or the board: the kernel log (amdgpu) says what it saw first.",
 )
@@ -976,4 +976,10 @@ says(
     " X   N",
     why="A row of nvidia-smi topo -m.",
     where=lambda groups, line: re.search(r"^\W*GPU\d+\s", line) is not None,
+)
+says(
+    "p2p-bandwidth",
+    "directional P2P={state:word} Bandwidth ",
+    why="A matrix of p2pBandwidthLatencyTest (CUDA's samples): what each GPU moves to each other one, with peer-to-peer or without.",
+    rows=17,
 )

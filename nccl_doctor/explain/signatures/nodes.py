@@ -21,7 +21,6 @@ def _no_image(line: str) -> bool:
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
-    "down*{}Not responding",  # sinfo
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
@@ -200,6 +199,14 @@ says(
     why="The device plugin withdrew a GPU, mostly after an Xid: the node's kernel log names it.",
 )
 says(
+    "sinfo-node-down",
+    "down*{}Not responding",
+    cause="sys.node-failure",
+    strength=0.64,
+    title="sinfo lists nodes that do not respond",
+    why="slurmctld no longer hears from slurmd there. Whether they are nodes of this job, and since when, the list does not say.",
+)
+says(
     "slurm-counts-fewer-gpus",
     "etting node {node:word} state to {state:word} with reason:gres/gpu count reported lower than configured ({there:int} < {wanted:int})",
     "gpu count reported lower than configured ({there:int} < {wanted:int})",
@@ -232,9 +239,12 @@ says(
     "the server could not find the requested resource",
     "no matches for kind {kind}",
     cause="unrelated",
-    strength=0.72,
+    strength=0.62,
     title="Kubernetes does not know a kind of object that the job's operator asks for: its CRD is not installed, or of another version",
     why="The API server refuses the object: what should create pods or pod groups cannot.",
+    where=lambda groups, line: (
+        not re.search(r"[Ff]ailed to (?:watch|list)|\(NotFound\)", line)
+    ),  # a controller's look-out
 )
 says(
     "slurm-device-file",
@@ -267,7 +277,7 @@ says(
     "slurm-node-described-otherwise",
     "Node configuration differs from hardware: {difference}",
     cause="unrelated",
-    strength=0.5,
+    strength=0.44,
     title="slurm.conf describes the node otherwise than its hardware is: {difference}",
     why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
 )
@@ -277,6 +287,7 @@ says(
     "Unable to contact slurm controller",
     cause="sys.clock-or-dns-or-fs",
     strength=0.78,
+    where=lambda groups, line: "slurm_load_" not in line,  # squeue, sinfo: who only asks
     title="Slurm's commands reach no munged on this host, or no slurmctld",
     why="Without the socket of munged nothing can authenticate (a container needs it mounted); without the controller no step starts.",
 )
@@ -305,7 +316,7 @@ says(
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
     where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ackoff|BackOff|Back-off|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
+        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
     ),
 )
 says(
