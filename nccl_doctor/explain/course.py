@@ -34,6 +34,7 @@ _RETRIES = frozenset(
         "gloo-closed",
         "probe-failed",
         "resources-missing",
+        "no-capacity",
         "not-scheduled",
         "waiting-for-placement",
         "serving-watchdog",
