@@ -92,9 +92,9 @@ says(
 )
 says(
     "driver-refuses-gpu",
-    "installed in this system is not supported by",
-    "installed in this system requires use of",  # the open kernel modules, from Blackwell on
-    "installed in this system is supported through the",  # legacy drivers
+    "NVRM: installed in this system is not supported by",
+    "NVRM: installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "NVRM: installed in this system is supported through the",  # legacy drivers
     cause="gpu.driver",
     strength=0.93,
     title="this release of the driver does not support the GPU, or only with the other kind of kernel module",
