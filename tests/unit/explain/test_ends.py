@@ -121,6 +121,20 @@ def test_an_end_that_is_older_than_the_trouble_above_it_is_another_jobs(second: 
     assert (explain_text(log).verdict is Verdict.HEALTHY) is same_job
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("container ended with exit code 137", "sys.host-oom"),
+        ("ORTE has lost communication with a remote daemon.", "sys.node-failure"),
+    ],
+)
+def test_a_failure_with_many_causes_is_not_healthy_whatever_is_printed_behind_it(said: str, cause: str) -> None:
+    chatter = "".join(f"run history {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+    got = explain_text(f"{_STEPS}{said}\n{chatter}")
+    assert (got.verdict, _first(got)) == (Verdict.UNDECIDED, cause)
+    assert explain_text(f"{_STEPS}{said}\n{_STEPS}").verdict is Verdict.HEALTHY
+
+
 def test_a_traceback_below_the_end_is_trouble_though_it_is_cut() -> None:
     cut = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run(x)\n'
     assert explain_text(_STEPS + "Training finished\n" + cut).verdict is Verdict.UNDECIDED
