@@ -159,10 +159,15 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
 
 
+_MOVED = 0.1  # GB/s: with several ranks it is at least half as much on the bus, and not rounded to 0.00
+
+
 def _alone(row: Hit) -> str:
-    """The size in a row of nccl-tests that shows no bus bandwidth; empty if it shows one."""
+    """What a row of nccl-tests did (size, type, operation) whose one rank moved data, and none on the bus; else empty."""
     found = BUSBW_ROW.search(row.text)
-    return found["size"] if found and float(found["busbw"]) == 0 else ""
+    if found is None or float(found["busbw"]) > 0 or float(found["algbw"]) < _MOVED:
+        return ""
+    return " ".join(row.text[found.start() : found.start("time")].split())
 
 
 @diagnosis
@@ -170,7 +175,7 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
 
     Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
-    Without the lists it is told by results of one size in a row: the bus bandwidth of a reduction over one rank is 0.
+    Without the lists it is told by the same result twice in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
     rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]

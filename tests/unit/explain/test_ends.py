@@ -86,6 +86,18 @@ def test_a_line_of_code_is_no_step(code: str) -> None:
     assert progress.match("=== Epoch 3 === loss: 0.1 lr = 2e-4") is not None
 
 
+@pytest.mark.parametrize(
+    ("kinds", "bandwidth", "alone"),
+    [(("float", "float"), "50.12", True), (("float", "float"), "0.00", False), (("float", "half"), "50.12", False)],
+)
+def test_the_same_row_twice_without_bandwidth_on_the_bus_is_of_two_jobs(
+    kinds: tuple[str, str], bandwidth: str, alone: bool
+) -> None:
+    half = f"20.10    {bandwidth}    0.00      0"
+    rows = "".join(f"           8             2     {kind}     sum      -1    {half}    {half}\n" for kind in kinds)
+    assert (_first(explain_text(rows)) == "launch.world-size") is alone
+
+
 def test_ranks_that_were_started_anew_on_a_gpu_do_not_share_it() -> None:
     aborted = "box:{pid}:9 [0] NCCL INFO comm 0x5 rank {rank} nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE\n"
     twice = aborted.format(pid=70, rank=0) + aborted.format(pid=90, rank=1)
