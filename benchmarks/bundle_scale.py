@@ -33,7 +33,6 @@ import page_fleet
 from broken_fleets import FLEETS, Spoil
 from facts_builder import green_probes
 
-from nccl_doctor.collect.mesh_plan import pairs
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.history import store
@@ -45,6 +44,7 @@ from nccl_doctor.report.console import render
 from nccl_doctor.rules import compare
 from nccl_doctor.rules.gate import decide
 from nccl_doctor.rules.judge import Report, judge
+from nccl_doctor.rules.mesh_pairs import pairs
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from nccl_doctor.bench.sizes import parse_size
+from nccl_doctor.facts.files import read_yaml
 
 TABLE = Path(__file__).parent / "data" / "expected_busbw.yaml"
 
@@ -33,11 +33,8 @@ class Expected(msgspec.Struct, frozen=True):
 @functools.cache
 def table() -> tuple[Expected, ...]:
     """All entries; raises on a malformed table, which the tests forbid."""
-    import yaml
-
-    raw: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    entries = [dict(item, size=parse_size(str(item["size"])), read=str(item["read"])) for item in raw]
-    return tuple(msgspec.convert(item, Expected) for item in entries)
+    rows = [dict(row, size=parse_size(str(row["size"])), read=str(row["read"])) for row in read_yaml(TABLE)]
+    return msgspec.convert(rows, tuple[Expected, ...])
 
 
 def find(gpu: str, fabric: str, hosts: int, gpus_per_host: int, collective: str, size: int) -> tuple[Expected, ...]:

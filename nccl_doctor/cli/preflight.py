@@ -280,8 +280,8 @@ def _tell_master(plan: Plan, gate: Gate) -> None:
     """Say that the job's master is another host than the one whose master port was tried."""
     if gate.go and len(gate.chosen) > 1 and "ports" in plan.stages and plan.master not in gate.chosen:
         _hosts.say(
-            f"port {plan.master_port} was tried on the master {plan.master}, which is not chosen: "
-            "of a master among the chosen it is not known (--master HOST tries it there)"
+            f"port {plan.master_port} was tried on the master {plan.master}, which is not chosen; "
+            "whether it is free and reachable on a chosen host is not known (--master HOST tries it there)"
         )
 
 

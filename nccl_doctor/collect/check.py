@@ -44,7 +44,8 @@ from nccl_doctor.facts.model import (
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
 from nccl_doctor.rules.interface_view import view
-from nccl_doctor.rules.mesh_pairs import late_hosts, perhaps_limited
+from nccl_doctor.rules.localise import Pair
+from nccl_doctor.rules.mesh_pairs import late_hosts, pairs, perhaps_limited, shifts
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
@@ -357,7 +358,7 @@ def _measure_each_other(run: _Run, token: str, master: str) -> None:
     resolver = Resolver(names)
     reached_at = {host: session.reach.address for host, session in run.sessions.items()}
     addresses = {host: mesh_plan.data_address(host, names.get(host), resolver, reached_at) for host in run.sessions}
-    peers = mesh_plan.by_source(mesh_plan.pairs(sorted(run.sessions), plan.mesh))
+    peers = mesh_plan.by_source(pairs(sorted(run.sessions), plan.mesh))
     chosen = _nccl_addresses(run)
 
     def connect(host: str, session: Session) -> None:
@@ -464,7 +465,7 @@ def _measure_throughput(
     addresses: Mapping[str, str],
 ) -> None:
     open_pairs = {(host, link.peer) for host, fact in links.items() for link in fact.links if link.outcome == "ok"}
-    flows = mesh_plan.by_source(pair for pair in mesh_plan.shifts(sorted(run.sessions)) if pair in open_pairs)
+    flows = mesh_plan.by_source(pair for pair in shifts(sorted(run.sessions)) if pair in open_pairs)
 
     def measure(host: str, peers: Sequence[str]) -> bool:
         targets = [
@@ -494,7 +495,7 @@ Measure = Callable[[str, Sequence[str]], bool]  # host, peers -> whether any of 
 def _time_again(run: _Run, measure: Measure) -> None:
     """A second and third time for the transfers that look slow (see :data:`mesh_plan.DOUBT_SHARES`)."""
     for share, alone in mesh_plan.DOUBT_SHARES:
-        tried: Counter[mesh_plan.Pair] = Counter()
+        tried: Counter[Pair] = Counter()
         # Asked anew each time: where one comes out faster, others look slow beside it.
         while slow := [
             pair for pair in mesh_plan.doubtful(run.facts(Throughput), share) if tried[pair] < mesh_plan.TIMES_AGAIN

@@ -9,9 +9,7 @@ from typing import Any
 from nccl_doctor.agent.probes.mesh import RETRY_S
 from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.rules.localise import Pair
-from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, ONE_STREAM, late_hosts, pairs, shifts
-
-__all__ = ["Pair", "best_address", "by_source", "data_address", "doubtful", "faster", "link_targets", "pairs", "shifts"]
+from nccl_doctor.rules.mesh_pairs import FULL_UP_TO, ONE_STREAM, late_hosts
 
 # Ports of each host that every peer tries, at equal distances over its ephemeral range: three, and in a small fleet,
 # once these answered, thirteen more. No closed part of the range as wide as that distance is missed.

@@ -10,8 +10,7 @@ from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import shape
-from nccl_doctor.explain.lines import ranks_of
+from nccl_doctor.explain.lines import ranks_of, shape
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
@@ -153,14 +152,14 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
-        when = "before you end it the next time" if case.course.interrupted_hang else "if it still hangs"
+        when = "before you end it the next time" if case.hang.interrupted else "if it still hangs"
         yield f"{when}: {_HANG}"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
-    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.course.only_began:
+    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.hang.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
-    if case.course.only_began or (seen and verdict is Verdict.UNDECIDED and not best):
+    if case.hang.only_began or (seen and verdict is Verdict.UNDECIDED and not best):
         yield f"if the job stands still: {_HANG}"
         yield "if it went on: give explain its own output as well"
     if not seen and not _without_nccl(case, verdict, best):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
@@ -37,7 +37,10 @@ def collect(case: Case) -> list[Candidate]:
 
 def _from_signatures(case: Case) -> Iterator[Candidate]:
     """What each signature proves alone, by the lines that nothing else accounts for."""
-    caught, more = case.exceptions.caught, case.exceptions.more
+    more = case.exceptions.more
+    effects = case.exceptions.caught | {
+        place(hit) for item in case.exceptions.of_pipes for hit in (item.hit, *item.more)
+    }
     for name in case.summary.groups:
         signature = case.signatures.get(name)
         if signature is None or not signature.cause or signature.role not in (Role.CAUSE, Role.SYMPTOM):
@@ -46,12 +49,16 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             continue
         if name == "nccl-frame" and _attached(case):
             continue
-        hits = [hit for hit in case.hits(name) if not _follows_failed_task(case, hit) and place(hit) not in caught]
+        hits = [
+            hit
+            for hit in case.hits(name)
+            if not _follows_failed_task(case, hit) and place(hit) not in effects and not _passed_over(case, hit)
+        ]
         if hits:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):
                 strength = min(strength, _BESIDE)
-            if all(case.course.ended_a_hang(hit) for hit in hits):
+            if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
             if all(_ended_by_others(case, hit) for hit in hits):
                 strength = min(strength, _AFTERWARDS)
@@ -74,7 +81,7 @@ _CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 
 def _attached(case: Case) -> bool:
     """Whether the native stacks are those of processes that stand still, and not of a crash."""
-    return any(hit.signature == "stack-debugger" for hit in case.course.stands) and not any(map(case.has, _CRASHED))
+    return any(hit.signature == "stack-debugger" for hit in case.hang.stacks) and not any(map(case.has, _CRASHED))
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
@@ -118,6 +125,19 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
 
 
+_ONE_DEVICE = re.compile(r"Unable to open device \w|ibv_open_device failed")
+
+
+def _passed_over(case: Case, hit: Hit) -> bool:
+    """Whether NCCL could not open an adapter and goes on without: a container is given some of its host's.
+
+    Only where all of the job's processes then use the same: those that use more would wait for a peer on the others.
+    """
+    if hit.signature != "no-hca" or not _ONE_DEVICE.search(hit.text):
+        return False
+    return len({line.groups["devices"] for line in case.hits("net-ib-using")}) == 1
+
+
 def _beside_the_job(case: Case, hit: Hit) -> bool:
     """Whether a listing tells of a port that no process of the job uses: NCCL names those it uses."""
     used = " ".join(line.groups["devices"] for line in case.hits("net-ib-using"))
@@ -127,7 +147,7 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    told = [pair for pair in topics.vote(case).items() if not all(case.course.ended_a_hang(hit) for hit in pair[1])]
+    told = [pair for pair in topics.vote(case).items() if not all(case.hang.ended_by(hit) for hit in pair[1])]
     votes = sorted(told, key=lambda pair: -len(pair[1]))
     return [
         Candidate(
@@ -143,7 +163,7 @@ def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
 
 
 def _last_resort(case: Case) -> list[Candidate]:
-    """What is left when no signature is convincing: words, else the log's last lines."""
+    """What is left when no signature is convincing: words, else the log's last lines, else exceptions that only wrap others."""
     if found := _by_words(case, _LIKELIEST):
         return found
     calm = list(case.seen(Role.HARMLESS))
@@ -153,10 +173,11 @@ def _last_resort(case: Case) -> list[Candidate]:
         for hit in hits[-3:]
         if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
     ]
-    if not last:
+    told = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
+    if not told:
         return []
-    title = f"the log ends with {ending(last[-1].text, 110)!r}; why, it does not say"
-    return [Candidate("app.rank-exception", 0.25, title, last, ranks_of(last), vague=True)]
+    title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
+    return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
 
 
 _HOLE = re.compile(r"\{(\w+)\}")

@@ -11,6 +11,7 @@ import msgspec
 from nccl_doctor.explain import watchdogs
 from nccl_doctor.explain.course import Course
 from nccl_doctor.explain.exceptions import Exceptions
+from nccl_doctor.explain.hang import Hang
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import Names, failure_table
@@ -54,6 +55,7 @@ class Case:
         self.summary = summary
         self.signatures = all_signatures()
         self.course = Course(self)
+        self.hang = Hang(self)
         self.exceptions = Exceptions(self)
         self._names = Names(summary)
         self._known: dict[str, list[Hit]] = {}  # by signature, with ranks

@@ -54,7 +54,7 @@ class Exceptions:
         """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
         kept = []
         for item in self._case.summary.tracebacks:
-            if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or self.is_of_a_pipe(item):
+            if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or _is_of_a_pipe(item):
                 continue
             if _WRAPPED.search(item.message[:400]) or self._only_logged(item) or self._waited_for_worker(item):
                 continue
@@ -73,10 +73,11 @@ class Exceptions:
         told = (hit for hit in self._case.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
         return all(map(_LAUNCHERS_FILE.search, item.frames)) and any(hit.line in near for hit in told)
 
-    def is_of_a_pipe(self, item: Traceback) -> bool:
-        """Whether a process of the program found that another one of it had gone: an effect, whatever that died of."""
-        where = item.frames[-1] if item.frames else ""
-        return _PIPES.match(f"{item.type.rsplit('.', 1)[-1]} {where}") is not None
+    @functools.cached_property
+    def of_pipes(self) -> list[Traceback]:
+        """Where a process of the program found that another one of it had gone: an effect, whatever that died of."""
+        told = [item for item in self._case.summary.tracebacks if _is_of_a_pipe(item)]
+        return [item for item in told if not self.is_harmless(item) and not self._only_logged(item)]
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""
@@ -91,13 +92,20 @@ class Exceptions:
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:
-        """File and line of the exceptions that did no harm, whatever they mean: caught, ignored by Python, or of a pipe."""
+        """File and line of the exceptions that were caught, or that Python ignored, whatever they mean: they did no harm."""
         return {
             place(hit)
             for item in self._case.summary.tracebacks
-            if item.type and (self.is_harmless(item) or self.is_of_a_pipe(item) or self._only_logged(item))
+            if item.type and (self.is_harmless(item) or self._only_logged(item))
             for hit in (item.hit, *item.more)
         }
+
+    @functools.cached_property
+    def uncaught(self) -> list[Traceback]:
+        """Exceptions, launchers' and wrappers' too, and tracebacks cut before theirs: of what no signature knows, all that
+        the work did not outlive."""
+        told = self._case.summary.tracebacks
+        return [item for item in told if not self.is_known(item) and place(item.hit) not in self.caught]
 
     @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
@@ -121,3 +129,8 @@ class Exceptions:
         """The last line of each symptom in each file, where the work did not outlive it."""
         lasts = [last for symptom in self._case.seen(Role.SYMPTOM) for last in self._case.lasts(symptom.name)]
         return [last for last in lasts if not self._case.course.outlived(last)]
+
+
+def _is_of_a_pipe(item: Traceback) -> bool:
+    where = item.frames[-1] if item.frames else ""
+    return _PIPES.match(f"{item.type.rsplit('.', 1)[-1]} {where}") is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.explain.model import Hit
@@ -55,3 +56,11 @@ def ending(text: str, most: int) -> str:
     """The end of a line without the prefixes of those who passed it on, cut between words."""
     text = prefix.parse(text.strip()).body.strip() or text.strip()
     return text if len(text) <= most else "… " + text[-most:].split(None, 1)[-1]
+
+
+_NUMBERS = re.compile(r"[\d.,:]+")
+
+
+def shape(text: str) -> str:
+    """A line without its numbers: reports of the same kind look alike."""
+    return _NUMBERS.sub("", text)

@@ -7,10 +7,12 @@ import re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.candidates import PLAUSIBLE, collect
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES, SIGINT
+from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import later, place
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.slowdown import slowed
 
 # What happens to a job whatever the cause was: peers vanish, waits time out, launchers clean up.
 LATE = frozenset(
@@ -119,7 +121,7 @@ def _survived(case: Case, item: Candidate) -> bool:
     course = case.course
     if case.exceptions.ordinary or any(not course.overcome(symptom.name) for symptom in case.seen(Role.SYMPTOM)):
         return False
-    if course.slowed and item.id.startswith(("ib.", "net.", "gpu.")):
+    if slowed(case) and item.id.startswith(("ib.", "net.", "gpu.")):
         return False
     # Of lines alike one is kept, and the last. In a file that says nothing of this one, it may be a word of trouble only.
     files = {hit.file for hit in item.hits}

@@ -50,7 +50,7 @@ TOPICS: dict[str, str] = {
     "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
     "launch.env-missing": r"environment variable .*(?:not set|expected)",
     "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
-    "sys.shm": r"/dev/shm|shared memory|\bshm\b|bus error",
+    "sys.shm": r"/dev/shm|shared memory|\bshm\b|(?<!pcie )bus error",
     "sys.nofile": r"open files|file descriptor|emfile|file-max",
     "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
     "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",

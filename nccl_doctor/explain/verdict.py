@@ -6,13 +6,14 @@ import re
 
 from nccl_doctor.explain import advice, quotes, topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import LINES_AFTER, shape
+from nccl_doctor.explain.course import LINES_AFTER
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.initialisation import IF_IT_HANGS
 from nccl_doctor.explain.diagnoses.speed import complaints
-from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.lines import place, shape
 from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.slowdown import slower_steps
 from nccl_doctor.explain.summary import LAST_LINES
 
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
@@ -29,7 +30,7 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    healthy = good and not _failure_seen(case) and not case.course.unfinished and not case.course.only_began
+    healthy = good and not _failure_seen(case) and not case.hang.unfinished and not case.hang.only_began
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 
 
@@ -66,16 +67,15 @@ def _failure_seen(case: Case) -> bool:
 
 def _work_stopped(case: Case) -> bool:
     """Whether the program raised an exception, or the job hung, crawled, or was ended at its work."""
-    course = case.course
+    hang = case.hang
     return bool(
-        course.interrupted_hang
-        or course.stopped_tables
-        or case.exceptions.ordinary
-        or any(not item.type for item in case.summary.tracebacks)  # cut before the exception
-        or course.slower_steps
-        or course.stands
-        or course.idle_engine
-        or course.ended_engine
+        hang.interrupted
+        or hang.stopped_tables
+        or case.exceptions.uncaught
+        or slower_steps(case)
+        or hang.stacks
+        or hang.idle_engine
+        or hang.ended_engine
         or any("baseline" not in hit.text for hit in complaints(case))
     )
 
@@ -148,11 +148,12 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.HEALTHY:
         if case.course.recovered and case.course.troubles:
             return "the work came to its end; what failed on the way was overcome"
-        goes_on = "; they end while the work goes on" if case.course.no_end_told else ""
+        steps = "; they tell of steps and of no end" if case.course.no_end_told else ""
         read = "what could be read of these logs" if case.summary.problems else "these logs"
-        return f"nothing in {read} failed{calm}{goes_on}"
-    if case.course.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
-        return "NCCL was initialised and the logs end there: whether any work followed they do not say"
+        return f"nothing in {read} failed{calm}{steps}"
+    if case.hang.only_began and (not causes or causes[0].confidence <= IF_IT_HANGS):
+        far = "was initialised" if case.has("nccl-init-complete") else "began to initialise"
+        return f"NCCL {far} and the logs end there: whether any work followed they do not say"
     if not causes:
         return f"the logs show no cause{calm}" if verdict is Verdict.UNDECIDED else ""
     best = causes[0]

@@ -102,6 +102,8 @@ class Process(msgspec.Struct, frozen=True):
     """A process that bears a rank's variables. ``role``: ``rank``, its ``child``, a ``wrapper`` around it, or a ``launcher``
     (torchrun, with its ``options``).
 
+    ``launcher``: the name of its parent; empty where that is one of these processes.
+
     ``spawned``: torch's mp.spawn gave it its number, which stands in no variable. ``placed``: it has its number on its
     host and its host's number only.
 

@@ -33,13 +33,13 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     for names, which in ((found.only_a, "before"), (found.only_b, "after")):
         if names:
             print_hanging(console, Text(f"  only {which}: {visible(fold(names))}", "yellow"), 0, 4)
-    told = [item for item in found.findings if verbose or not _says_little(item)]
+    told = [item for item in found.findings if verbose or not _is_note_of_one(item)]
     if found.findings:
         console.print(Text("\nfindings", "bold"))
     for item in told:
         _finding(item, console)
-    if len(found.findings) > len(told):
-        rest = f"... and {len(found.findings) - len(told)} informative, of what only one run looked at"
+    if notes := len(found.findings) - len(told):
+        rest = f"... and {notes} note{'s' * (notes > 1)} on what only one run looked at"
         print_hanging(console, Text(f"  {rest} (--verbose shows all)", "dim"), 0, 4)
     if found.changes:
         console.print(Text("\nfacts, the likeliest to matter first", "bold"))
@@ -52,8 +52,8 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     console.print(Text(f"\n  {count} compared   exit {found.exit_code.value}", "dim"))
 
 
-def _says_little(item: FindingChange) -> bool:
-    """Whether it is what one run looked at and the other did not, and only informative: what was not measured again is told."""
+def _is_note_of_one(item: FindingChange) -> bool:
+    """Whether it is a note (severity info) on what only one of the runs looked at."""
     return item.severity is Severity.INFO and item.change in _WORD
 
 

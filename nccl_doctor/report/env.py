@@ -397,10 +397,14 @@ def _percent(change: Change) -> str:
 
 
 def tuning_json(result: Tuning) -> dict[str, Any]:
-    """The result of a tuning run: changes are relative times per call (-0.1: a tenth faster)."""
+    """The result of a tuning run: changes are relative times per call (-0.1: a tenth faster).
+
+    Nothing recommended means that the defaults are best only where it is ``decided``.
+    """
     return {
         "recommended": dict(result.best.candidate.env) if result.best else None,
         "trusted": result.trusted,
+        "decided": result.decided,
         "rounds": result.rounds,
         "confidence": result.confidence,
         "path": result.path,
@@ -443,7 +447,8 @@ def tuning_text(result: Tuning) -> str:
     elif not result.decided:
         lines.append(f"? cannot tell: a gain of up to {result.hidden:.0%} may hide in the noise; try more --rounds")
     else:
-        lines.append(f"✓ defaults are best: no candidate is faster beyond the noise ({result.rounds} paired rounds)")
+        what = "no candidate is faster beyond the noise and slower at no size"
+        lines.append(f"✓ defaults are best: {what} ({result.rounds} paired rounds)")
     if result.path:
         lines.append(f"  {visible(result.path)}")
     lines.append("")

@@ -67,10 +67,8 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
     best = shown[0].confidence if shown else 0.0
     for label, items in (
-        (
-            "also found",
-            [item for item in others if item.confidence >= best],
-        ),  # measured by a saved run, not by this log
+        # What a saved run measured can be surer than what this log tells.
+        ("also found", [item for item in others if item.confidence >= best]),
         ("less likely", [item for item in others if item.confidence < best]),
     ):
         if items:

@@ -52,7 +52,7 @@ def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-_COMMAND = ("nccl-doctor ",)
+_COMMAND = "nccl-doctor "
 _CODE = re.compile("`[^`]+`")
 _GLUE = "\ue000"  # a blank at which no line ends
 

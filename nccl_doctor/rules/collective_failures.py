@@ -13,8 +13,8 @@ from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.localise import blame
 
-# The road of a rank, and what it does on each stage of it. Who stuck further back than others is what the others wait for.
-_ROAD = {
+# The stages of a rank in their order, and what it does in each. The others wait for whoever is stuck in an earlier one.
+_STAGES = {
     "spawn": "starting Python",
     "import": "importing torch",
     "store": "reaching the store",
@@ -75,8 +75,8 @@ class RankOnHost:
 
     @property
     def task(self) -> str:
-        """What it does on its stage of the road, in words."""
-        return _ROAD.get(self.stage, self.stage)
+        """What it does in its stage, in words."""
+        return _STAGES.get(self.stage, self.stage)
 
     @property
     def stuck_id(self) -> str:
@@ -92,8 +92,8 @@ class RankOnHost:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far along the road: stage, then iterations done."""
-        stages = [*_ROAD]
+        """How far it came: stage, then iterations done."""
+        stages = [*_STAGES]
         stage = stages.index(self.stage) if self.stage in stages else len(stages)
         return stage, self.end.where.iterations or 0
 

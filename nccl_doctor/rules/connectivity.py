@@ -343,13 +343,12 @@ def slow_link(fleet: Fleet) -> Iterator[Finding]:
     for host, fact in fleet.every(Throughput).items():
         for flow in fact.flows:
             addresses[host, flow.peer] = flow.address
-            why = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
             if flow.outcome != "ok":
-                failed[host, flow.peer] = why
+                failed[host, flow.peer] = f"{flow.outcome}: {flow.detail}" if flow.detail else flow.outcome
             elif flow.rate > 0:
                 rates[host, flow.peer] = flow.rate
-            else:
-                fleet.lack(f"throughput to {flow.peer}", why, host)  # what it did not tell is its own gap
+            else:  # what it did not tell is its own gap
+                fleet.lack(f"throughput to {flow.peer}", "how many bytes in which time is not told", host)
         if not fact.flows:
             fleet.lack("throughput", "no flow was measured", host)
     _lay_gaps(fleet, failed, rates)
@@ -386,8 +385,7 @@ def _lay_gaps(fleet: Fleet, failed: Mapping[Pair, str], rates: Collection[Pair])
         for pair in culprit.pairs
     }
     for (source, peer), why in failed.items():
-        guilty = ends.get((source, peer), ())
-        if peer in guilty and source not in guilty:
+        if peer in ends.get((source, peer), ()):
             fleet.lack(f"throughput from {source}", why, peer)
         else:
             fleet.lack(f"throughput to {peer}", why, source)

@@ -52,7 +52,7 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
                 Severity.FAIL,
                 f"registering GPU {gpu.label} with the NVLink fabric failed",
                 proof(host, gpu, f"fabric status: NVML error {gpu.fabric.status}"),
-                _manager_fix(host, fact),
+                _manager_fix(fact),
                 places=[place(host, gpu)],
             )
     yield from _manager(host, fact, registered or waiting)
@@ -75,16 +75,15 @@ def fabric(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact("state of the NVLink fabric", f"this release does not know {new.pop()!r}")
 
 
-def _manager_fix(host: Host, fact: GpuFact) -> Fix:
+def _manager_fix(fact: GpuFact) -> Fix:
     if superchip(fact):  # GB200 NVL72
         text = "look at the fabric manager (NMX) on the rack's NVLink switches, and at this tray's link to them"
-        return Fix(text, "nvidia-smi -q | grep -A8 Fabric", host.name)
+        return Fix(text, "nvidia-smi -q | grep -A8 Fabric")
     return Fix(
         "start it, in the driver's version; if it ran before, drain the host and reset all GPUs first",
         "sudo systemctl restart nvidia-fabricmanager; systemctl status nvidia-fabricmanager; "
         "sudo tail -30 /var/log/fabricmanager.log",
-        host.name,
-        True,
+        risky=True,
     )
 
 
@@ -103,7 +102,7 @@ def _waiting(host: Host, fact: GpuFact, waiting: list[GpuDevice]) -> Iterator[Fi
             *(proof(host, gpu, f"fabric state: {gpu.fabric.state}") for gpu in waiting[:3] if gpu.fabric),
             (process, "/proc"),
         ],
-        _manager_fix(host, fact),
+        _manager_fix(fact),
         places=[place(host, gpu) for gpu in waiting],
         explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
     )
@@ -120,7 +119,7 @@ def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[
                 (f"NVSwitches on the PCI bus: {fact.nvswitches}", "/sys/bus/pci"),
                 ("no process nv-fabricmanager", "/proc"),
             ],
-            _manager_fix(host, fact),
+            _manager_fix(fact),
             confidence=0.9,
             explains=("gpu.nvlink", "gpu.p2p", "topology", "collectives"),
         )
@@ -133,7 +132,7 @@ def _manager(host: Host, fact: GpuFact, in_fabric: list[GpuDevice]) -> Iterator[
             Severity.FAIL,
             f"fabric manager {manager.version} does not fit driver {fact.system.driver}",
             [(manager.version, "nv-fabricmanager --version"), (f"driver {fact.system.driver}", "NVML")],
-            Fix("install the fabric manager of exactly the driver's version", "", host.name),
+            Fix("install the fabric manager of exactly the driver's version"),
             confidence=0.9,
         )
 

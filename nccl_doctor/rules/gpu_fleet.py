@@ -83,11 +83,7 @@ def _switch(on: bool | None) -> str | None:
 
 def table(facts: Mapping[str, GpuFact]) -> tuple[DriftRow, ...]:
     """All subjects in which GPUs are compared, one row each: model and memory first."""
-    rows = [
-        _counts(facts),
-        _models(facts),
-        _memories(facts),
-    ]
+    rows = [_counts(facts), _models(facts), _memories(facts)]
     for name, subject in _SUBJECTS.items():
         rows.append(row(name, {host: text for host, fact in facts.items() if (text := subject.tell(fact))}))
     return tuple(rows)

@@ -103,23 +103,23 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
             Severity.FAIL,
             f"the driver asks for '{gpu.recovery_action}' of GPU {gpu.label}",
             proof(host, gpu, f"GPU recovery action: {gpu.recovery_action}"),
-            _recovery(host, gpu),
+            _recovery(gpu),
             places=[place(host, gpu)],
         )
     need_fields(gpus, "recovery action", "recovery_action")
 
 
-def _recovery(host: Host, gpu: GpuDevice) -> Fix:
+def _recovery(gpu: GpuDevice) -> Fix:
     """What to do about the action that the driver asks for; a reboot, where we do not know it."""
     if gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
-        return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", host.name, True)
+        return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", risky=True)
     if gpu.recovery_action == "drain-p2p":
         text = "end the jobs on all GPUs that share NVLinks with this one; then see whether it still asks for more"
-        return Fix(text, "nvidia-smi -q | grep -A2 'GPU Recovery Action'", host.name)
+        return Fix(text, "nvidia-smi -q | grep -A2 'GPU Recovery Action'")
     if gpu.recovery_action == "recover-imex-domain":
         text = "end the jobs of its NVLink domain and restart the IMEX service on all hosts of it"
-        return Fix(text, "sudo systemctl restart nvidia-imex", host.name, True)
-    return Fix("drain the host and reboot it", "sudo reboot", host.name, True)
+        return Fix(text, "sudo systemctl restart nvidia-imex", risky=True)
+    return Fix("drain the host and reboot it", "sudo reboot", risky=True)
 
 
 _SLOWDOWN = 0x08  # alone it "may be also reported during PState or clock change" (nvml.h): a reading proves no fault

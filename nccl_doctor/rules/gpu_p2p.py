@@ -76,7 +76,7 @@ def iommu(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"IOMMU group type of {address}: {kind}", "/sys/kernel/iommu_groups"),
             (" ".join(fact.boot_options) or "(no IOMMU option)", "/proc/cmdline"),
         ],
-        Fix("boot with pass-through: add iommu=pt to the kernel command line", "", host.name),
+        Fix("boot with pass-through: add iommu=pt to the kernel command line"),
         confidence=0.8,
     )
 

@@ -86,7 +86,7 @@ def _judge_gid(
             + ("an empty entry" if entry is None else "a RoCE v1 entry")
             + f" on {rail.label}; NCCL itself would choose {automatic}",
             [Evidence(given.quote, given.source, given.line or None, host.name), *quoted],
-            *([Fix(f"remove line {given.line} of {given.source}", host=host.name)] if given.line else []),
+            *([Fix(f"remove line {given.line} of {given.source}")] if given.line else []),
             places=[place(host, rail)],
             env=[] if given.line else [remove],
             explains=("collectives",),

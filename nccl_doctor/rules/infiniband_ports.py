@@ -50,7 +50,7 @@ def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     others = [] if named else apart(ports)
     storage = [rail for rail in others if rail in down]
     spare = [] if named else _spare([rail for rail in ports if rail not in others])
-    naming = _naming(host, [rail for rail in ports if rail not in spare and rail not in others])
+    naming = _naming([rail for rail in ports if rail not in spare and rail not in others])
     if spare:
         words = "are down, each beside an active one of its card: spare ports, or a whole rail is missing"
         yield _perhaps_down(host, spare, words, naming)
@@ -117,23 +117,21 @@ def _state(host: Host, rail: Rail) -> Evidence:
     return sysfs(host, rail, f"state {rail.port.state}, phys_state {rail.port.phys_state}")
 
 
-def _naming(host: Host, usual: list[Rail]) -> Fix:
+def _naming(usual: list[Rail]) -> Fix:
     names = ",".join(rail.label for rail in usual)
-    return Fix(
-        "if they are no rails, name the rails for the job", f"export NCCL_IB_HCA={shell_word('=' + names)}", host.name
-    )
+    return Fix("if they are no rails, name the rails for the job", f"export NCCL_IB_HCA={shell_word('=' + names)}")
 
 
 def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
     """What to do about a port that is not active."""
-    fixes = [own_view(host, rail), *cable_fixes(host, rail)]
+    fixes = [own_view(rail), *cable_fixes(host, rail)]
     if rail.roce and rail.device.netdevs:
         fixes.insert(
             0,
-            Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up", host.name),
+            Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up"),
         )
     if "INIT" in (rail.port.state or ""):
-        fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo", host.name))
+        fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo"))
     return fixes
 
 
@@ -176,8 +174,8 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 *(sysfs(host, rail, rail.port.rate or "", "rate") for rail in (*other[:3], fast[0])),
                 card(host, other[0]),
             ],
-            _naming(host, [rail for rail in active if rail not in other]),
-            own_view(host, other[0]),
+            _naming([rail for rail in active if rail not in other]),
+            own_view(other[0]),
             places=[place(host, rail) for rail in other],
             confidence=0.6,
         )
@@ -191,8 +189,8 @@ def equal_rates(host: Host, plan: Plan) -> Iterator[Finding]:
                 sysfs(host, fast[0], fast[0].port.rate or "", "rate"),
                 card(host, rail),
             ],
-            own_view(host, rail),
-            Fix("reseat or replace cable and transceiver at both ends", host=host.name),
+            own_view(rail),
+            Fix("reseat or replace cable and transceiver at both ends"),
             *far_end(host, rail),
             places=[place(host, rail)],
             explains=("ib.rails-differ",),

@@ -73,7 +73,7 @@ def place(host: Host, rail: Rail) -> Place:
     return Place(host=host.name, nic=rail.label)
 
 
-def own_view(host: Host, rail: Rail) -> Fix:
+def own_view(rail: Rail) -> Fix:
     """How to see what a port says of its own link: mlxlink knows NVIDIA's cards alone."""
     name, number = shell_word(rail.device.name), rail.port.port
     if rail.device.pci_vendor == MELLANOX or name.startswith("mlx"):
@@ -81,7 +81,7 @@ def own_view(host: Host, rail: Rail) -> Fix:
     else:
         netdevs = "".join(f"; sudo ethtool {shell_word(interface.name)}" for interface in rail.device.netdevs[:1])
         command = f"rdma -d link show {name}/{number}{netdevs}"
-    return Fix("see the port's own view: speed, lanes, cable, errors", command, host.name)
+    return Fix("see the port's own view: speed, lanes, cable, errors", command)
 
 
 def far_end(host: Host, rail: Rail) -> list[Fix]:
@@ -94,7 +94,7 @@ def far_end(host: Host, rail: Rail) -> list[Fix]:
         command = f"sudo lldpcli show neighbors ports {shell_word(rail.device.netdevs[0].name)}"
     else:
         return []
-    return [Fix("find the switch port at the other end of its cable", command, host.name)]
+    return [Fix("find the switch port at the other end of its cable", command)]
 
 
 def cable_fixes(host: Host, rail: Rail) -> list[Fix]:
@@ -105,6 +105,5 @@ def cable_fixes(host: Host, rail: Rail) -> list[Fix]:
         Fix(
             "check cable, transceiver and the switch port at the other end; look for what took it down",
             f"sudo dmesg -T | grep -iE {shell_word(words)} | tail -20",
-            host.name,
         ),
     ]

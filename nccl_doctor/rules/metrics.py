@@ -11,7 +11,7 @@ from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.mesh import Links, Throughput
 from nccl_doctor.rules.collective_rates import bus_bandwidths
-from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.engine import Host, facts_of
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -53,10 +53,8 @@ def of_host(host: Host) -> Iterator[Metric]:
 def of_run(hosts: tuple[Host, ...]) -> Iterator[Metric]:
     """Bus bandwidth (GB/s) of each collective at its largest size, over all hosts of the run together."""
     best: dict[str, tuple[int, float]] = {}
-    for host in hosts:
-        fact = host.want(Collectives)
-        for item in bus_bandwidths({host.name: fact}) if fact else ():
-            best[item.collective] = max(best.get(item.collective, (0, 0.0)), (item.size, item.gbs))
+    for item in bus_bandwidths(facts_of(hosts, Collectives)):
+        best[item.collective] = max(best.get(item.collective, (0, 0.0)), (item.size, item.gbs))
     for collective, (_, busbw) in sorted(best.items()):
         if busbw > 0:
             yield Metric(f"busbw {collective}", busbw, "GB/s", True)

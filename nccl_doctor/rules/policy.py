@@ -29,7 +29,6 @@ else:
     import tomli as tomllib
 
 NAMES = ("nccl-doctor.toml", "pyproject.toml")
-_TABLE = re.compile(r"""^\s*\[+\s*tool\s*\.\s*["']?nccl-doctor\b""", re.M)
 
 
 class PolicyError(ValueError):
@@ -72,9 +71,19 @@ def find(directory: Path) -> Path | None:
     """The policy file of a directory: nccl-doctor.toml, or a pyproject.toml with a [tool.nccl-doctor] table."""
     for name in NAMES:
         path = directory / name
-        if path.is_file() and (name != "pyproject.toml" or _TABLE.search(path.read_text("utf-8", "replace"))):
+        if path.is_file() and (name != "pyproject.toml" or _has_table(path)):
             return path
     return None
+
+
+def _has_table(pyproject: Path) -> bool:
+    """Whether there is a [tool.nccl-doctor] in it; of a file that is no TOML but names it :func:`load` is to tell."""
+    text = pyproject.read_text("utf-8", "replace")
+    try:
+        tool = tomllib.loads(text).get("tool") if "nccl-doctor" in text else None
+    except tomllib.TOMLDecodeError:
+        return True
+    return isinstance(tool, dict) and "nccl-doctor" in tool
 
 
 def load(path: Path) -> Policy:
@@ -98,7 +107,7 @@ def load(path: Path) -> Policy:
     except msgspec.ValidationError as error:
         raise PolicyError(_placed(str(error), text, path)) from error
     if policy.min_hosts is not None and policy.min_hosts < 1:
-        raise PolicyError(f"{path}:{_line('min-hosts', text)}: min-hosts is {policy.min_hosts}; expected at least 1")
+        raise PolicyError(f"{_place(path, text, 'min-hosts')}: min-hosts is {policy.min_hosts}; expected at least 1")
     for id in (*policy.severity, *(rule.id for rule in policy.ignore)):
         if id not in _known_ids():
             raise PolicyError(_unknown(id, _known_ids(), "finding id", text, path, list_all=False))
@@ -106,14 +115,13 @@ def load(path: Path) -> Policy:
         if name not in thresholds.defaults():
             raise PolicyError(_unknown(name, thresholds.defaults(), "threshold", text, path))
         try:
-            thresholds.with_values({name: number}, f"{path}:{_line(name, text)}")
+            thresholds.with_values({name: number}, _place(path, text, name))
         except thresholds.ThresholdError as error:
             raise PolicyError(str(error)) from error
     entries: tuple[Ignore | NotPermitted, ...] = (*policy.ignore, *policy.not_permitted)
     for hosts in [entry.hosts for entry in entries if entry.hosts]:
-        line = next((number for number, one in enumerate(text.splitlines(), 1) if hosts in one), None)
         try:
-            from_list(hosts, f"{path}:{line}: hosts")
+            from_list(hosts, f"{_place(path, text, hosts)}: hosts")
         except InventoryError as error:
             raise PolicyError(str(error)) from error
     needs = tuple(need for row in policy.require for need in requirements.split(row))
@@ -121,7 +129,7 @@ def load(path: Path) -> Policy:
         try:
             requirements.parse(need)
         except requirements.RequirementError as error:
-            raise PolicyError(f"{path}:{_line('require', text)}: {error}") from error
+            raise PolicyError(f"{_place(path, text, 'require')}: {error}") from error
     return msgspec.structs.replace(policy, require=needs)
 
 
@@ -136,6 +144,12 @@ def _line(key: str, text: str) -> int | None:
     return next((number for number, line in enumerate(text.splitlines(), 1) if wanted.search(line)), None)
 
 
+def _place(path: Path, text: str, word: str) -> str:
+    """``FILE:LINE`` of the line that sets this key, or else holds this word; only the file where there is none."""
+    line = _line(word, text) or next((number for number, one in enumerate(text.splitlines(), 1) if word in one), None)
+    return f"{path}:{line}" if line else str(path)
+
+
 @functools.cache
 def _known_ids() -> frozenset[str]:
     """Every finding id there is, and the ids above them."""
@@ -147,10 +161,8 @@ def _unknown(
     key: str, known: Mapping[str, object] | Set[str], what: str, text: str, path: Path, list_all: bool = True
 ) -> str:
     near = difflib.get_close_matches(key, list(known), n=1)
-    line = _line(key, text) or next((number for number, one in enumerate(text.splitlines(), 1) if key in one), None)
-    place = f"{path}:{line}" if line else str(path)
     others = f"; known: {', '.join(sorted(known))}" if list_all else "; `nccl-doctor playbook` lists them"
-    return f"{place}: unknown {what} {key!r}" + (f"; did you mean {near[0]!r}?" if near else others)
+    return f"{_place(path, text, key)}: unknown {what} {key!r}" + (f"; did you mean {near[0]!r}?" if near else others)
 
 
 def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
@@ -163,7 +175,7 @@ def _check_keys(raw: Mapping[str, Any], text: str, path: Path) -> None:
         if word not in [severity.value for severity in Severity]:
             known_words = ", ".join(severity.value for severity in Severity)
             raise PolicyError(
-                f"{path}:{_line(id, text)}: severity of {id!r} is {word!r}; expected one of {known_words}"
+                f"{_place(path, text, id)}: severity of {id!r} is {word!r}; expected one of {known_words}"
             )
     for table, kind in (("ignore", Ignore), ("not-permitted", NotPermitted)):
         inner = {field.encode_name for field in msgspec.structs.fields(kind)}

@@ -276,8 +276,9 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
 
 
 def _outlived_its_rank(process: Process) -> bool:
-    """Whether a rank that has died started it, whose number it bears: a DataLoader's worker, or, where torchrun started the
-    ranks, another program than Python that no torchrun is above."""
+    """Whether a rank that has died left it behind, with the rank's number: a DataLoader worker; under torchrun also a
+    program other than Python whose own parent has ended.
+    """
     adopted = process.launcher in _ADOPTERS or (process.parent == 1 and bool(process.launcher))
     program = adopted and "TORCHELASTIC_RUN_ID" in process.environment and not process.program.startswith("python")
     return program or is_worker(process)

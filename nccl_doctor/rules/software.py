@@ -158,7 +158,7 @@ def _too_old(host: Host, software: Software) -> Iterator[Finding]:
             Severity.FAIL,
             f"Driver {found.version} is too old for torch's CUDA {cuda}, which needs {needed} or newer",
             [_loaded(found), (f"cuda = {cuda!r}", f"{software.torch.path}/version.py")],
-            Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", host=host.name, risky=True),
+            Fix(f"install driver {needed.split('.')[0]} or newer and reboot the host", risky=True),
             Fix(f"or install a torch built for an older CUDA than {cuda.split('.')[0]}.0"),
             explains=("collectives",),
         )

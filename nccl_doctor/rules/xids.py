@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.kernel_log import KernelLogFact, XidEvent, xid_events
 from nccl_doctor.facts.model import Plan
@@ -24,20 +26,18 @@ _GPU_RESET = "sudo nvidia-smi --gpu-reset"
 # GPUs that stay registered while the fabric manager restarts keep stale state: NVLS fails then (NCCL issue 1488).
 _FABRIC_RESET = f"sudo systemctl stop nvidia-fabricmanager; {_GPU_RESET}; sudo systemctl start nvidia-fabricmanager"
 
-# action -> what to do, command, may it interrupt work
+# The action of the catalogue -> what to do; a reset is of one GPU.
 _ACTIONS = {
-    "restart-job": ("restart the job; the GPU is fit for use", "", False),
-    "reset-gpu": (
-        "drain the host and reset the GPU (before Ampere: with all that it has NVLinks to)",
-        _GPU_RESET,
-        True,
+    "restart-job": Fix("restart the job; the GPU is fit for use"),
+    "reset-gpu": Fix(
+        "drain the host and reset the GPU (before Ampere: with all that it has NVLinks to)", _GPU_RESET, risky=True
     ),
-    "reboot": ("drain the host and power-cycle it", "sudo ipmitool power cycle", True),
-    "rma": ("drain the host and reset the GPU; if it comes back, replace the GPU (RMA)", _GPU_RESET, True),
-    "check-mechanics": ("check the GPU's power cables and seating", "", False),
-    "update-software": ("update driver and firmware", "", False),
-    "contact-support": ("collect a bug report and open a case", "sudo nvidia-bug-report.sh", False),
-    "see-line": ("do what the quoted line asks for", "nvidia-smi -q | grep -A2 'GPU Recovery Action'", False),
+    "reboot": Fix("drain the host and power-cycle it", "sudo ipmitool power cycle", risky=True),
+    "rma": Fix("drain the host and reset the GPU; if it comes back, replace the GPU (RMA)", _GPU_RESET, risky=True),
+    "check-mechanics": Fix("check the GPU's power cables and seating"),
+    "update-software": Fix("update driver and firmware"),
+    "contact-support": Fix("collect a bug report and open a case", "sudo nvidia-bug-report.sh"),
+    "see-line": Fix("do what the quoted line asks for", "nvidia-smi -q | grep -A2 'GPU Recovery Action'"),
 }
 _HARMLESS = ("ignore", "restart-job", "update-software")
 
@@ -141,9 +141,9 @@ def _gpu(host: Host, fact: GpuFact, log: KernelLogFact, events: list[XidEvent], 
     excuse = _excuse(host, fact, log, action, events) if severity is Severity.FAIL else []
     if excuse:
         severity = Severity.WARN
-    text, command, risky = _ACTIONS.get(action, ("", "", False))
-    if command == _GPU_RESET:
-        command += f" -i {bus_id}"
+    fix = _ACTIONS.get(action)
+    if fix and fix.command == _GPU_RESET:
+        fix = msgspec.structs.replace(fix, command=f"{_GPU_RESET} -i {bus_id}")
     return host.finding(
         entry.finding,
         severity,
@@ -155,7 +155,7 @@ def _gpu(host: Host, fact: GpuFact, log: KernelLogFact, events: list[XidEvent], 
             *(_card(fact, log, bus_id) if action not in _HARMLESS else ()),
             *([Evidence(entry.note, "Xid catalogue")] if entry.note and not told else []),
         ],
-        *([Fix(text, command, host.name, risky)] if text else []),
+        *([fix] if fix else []),
         places=[Place(host=host.name, gpu=label)],
         confidence=0.95 if entry.kind in ("hardware", "nvlink") else 0.8,
         explains=_explained(entry),
@@ -250,11 +250,9 @@ def _switch(host: Host, log: KernelLogFact, events: list[XidEvent], aborted: boo
     if severity is Severity.FAIL and not _is_recent(_age(log, events)):
         severity = Severity.WARN
     name = entry.name if entry else "not in the catalogue"
+    reset = Fix("drain the host and reset its GPUs while the fabric manager is stopped", _FABRIC_RESET, risky=True)
     if entry is not None and entry.severity == "always-fatal":
         reset = Fix("drain the host and reset all GPUs and NVSwitches, or reboot", "sudo reboot", risky=True)
-    else:
-        text = "drain the host and reset its GPUs while the fabric manager is stopped"
-        reset = Fix(text, _FABRIC_RESET, risky=True)
     return host.finding(
         "gpu.nvlink.nvswitch",
         severity,

@@ -14,8 +14,9 @@ from nccl_doctor.inventory.model import HostEntry
 
 
 class Unreachable(Exception):
-    """No stream to the host; ``reach`` says why, with the quoted proof, from which secrets are redacted: the user's own
-    ``--env-setup`` may hold some, and so may what a login prints.
+    """No stream to the host; ``reach`` says why, with the quoted proof.
+
+    Secrets are redacted from both: the user's own ``--env-setup`` may hold some, and so may what a login prints.
     """
 
     def __init__(self, outcome: ReachOutcome, detail: str, *evidence: str, address: str = "", port: int = 0) -> None:

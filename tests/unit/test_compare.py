@@ -154,7 +154,7 @@ def test_what_only_one_run_looked_at_is_told_where_it_is_more_than_informative(v
         *(["collectives.measured", "net.interface-choice"] * verbose),
         "policy.not-permitted",
     ]
-    assert ("... and 2 informative, of what only one run looked at" in shown) != verbose
+    assert ("... and 2 notes on what only one run looked at" in shown) != verbose
 
 
 def test_how_a_probe_ended_is_told_in_its_own_word() -> None:

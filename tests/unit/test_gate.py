@@ -215,6 +215,12 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
     found = policy.find(tmp_path)
     assert found is not None and policy.load(found).require == ("gpus=8",)
     assert policy.find(tmp_path / "nowhere") is None
+    for text in ("[tool]\nnccl-doctor.min-hosts = 0\n", "[tool]\nnccl-doctor = {min-hosts = 0}\n"):
+        path = write(tmp_path, text, "pyproject.toml")
+        assert policy.find(tmp_path) == path
+        with pytest.raises(policy.PolicyError, match=r"toml:2: min-hosts is 0; expected at least 1"):
+            policy.load(path)
+    assert policy.find(tmp_path) == write(tmp_path, "[tool.nccl-doctor\n", "pyproject.toml")  # told to be no TOML
     for text in ("[project]\ndependencies = ['nccl-doctor']  # no [tool.nccl-doctor]\n", "tool = 1\n"):
         path = write(tmp_path, text, "pyproject.toml")
         assert policy.find(tmp_path) is None

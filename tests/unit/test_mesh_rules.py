@@ -718,6 +718,17 @@ def test_a_transfer_of_which_no_end_is_known_is_a_gap_of_the_sender(names: tuple
     assert [(gap.what, gap.hosts) for gap in judge(builder.bundle()).unknown] == [("throughput to gpu02", ("gpu01",))]
 
 
+def test_a_transfer_without_its_numbers_is_a_gap_of_the_host_that_told_it() -> None:
+    builder = Builder()
+    for peer in ("gpu01", "gpu03", "gpu04"):
+        for flow in builder.probes[peer]["throughput"]["flows"]:
+            if flow["peer"] == "gpu02":
+                flow["bytes"] = 0
+    why = "how many bytes in which time is not told"
+    gaps = {(gap.what, gap.hosts, gap.why) for gap in judge(builder.bundle()).unknown}
+    assert gaps == {("throughput to gpu02", ("gpu01", "gpu03", "gpu04"), why)}
+
+
 def test_slow_sender() -> None:
     builder = Builder()
     for flow in builder.probes["gpu04"]["throughput"]["flows"]:

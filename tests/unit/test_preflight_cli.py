@@ -46,6 +46,7 @@ def preflight(directory: Path, *options: str) -> subprocess.CompletedProcess[str
 
 def test_a_bad_host_is_no_go_and_no_job_runs(tmp_path: Path) -> None:
     files = ("--good-hosts", "good", "--bad-hosts", "bad", "--report", "junit=out.xml")
+    files += ("--report", "json=/dev/null", "--report", "nhc=/dev/null")  # which takes all of them
     done = preflight(tmp_path, "--from", saved(tmp_path, "gpu02", slots=8), *files, "--", "touch", "ran")
     assert done.returncode == 11 and "NO-GO" in done.stdout
     assert (tmp_path / "good").read_text() == "gpu01 slots=8\ngpu03 slots=8\ngpu04 slots=8\n"
@@ -66,7 +67,7 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bad", "told"), [("gpu01", True), ("gpu02", False)])
 def test_that_no_chosen_host_s_master_port_was_tried_is_said(tmp_path: Path, bad: str, told: bool) -> None:
     done = preflight(tmp_path, "--from", saved(tmp_path, bad), "--min-hosts", "3")
-    said = "port 29500 was tried on the master gpu01, which is not chosen: of a master among the chosen it is not known"
+    said = "port 29500 was tried on the master gpu01, which is not chosen; whether it is free and reachable on a chosen host is not known"
     assert done.returncode == 0 and (said in done.stderr) == told
 
 

@@ -45,7 +45,6 @@ VARIABLES = (
     "TORCH_FR_DUMP_TEMP_FILE",
 )
 _PLACED = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")  # Lightning's: the rank follows from them
-_PLACES = ("HOME", "XDG_CACHE_HOME")  # where torch writes dumps unless told; read, not sent
 _DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 # Of torchrun's options, those that say whom it waits for.
 _OPTIONS = ("nnodes", "node-rank", "nproc-per-node", "master-addr", "master-port", "rdzv-endpoint", "rdzv-id")

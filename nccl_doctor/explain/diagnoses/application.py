@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP, shape
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
@@ -21,7 +20,8 @@ from nccl_doctor.explain.diagnoses.words import (
     still_at_work,
     still_busy,
 )
-from nccl_doctor.explain.lines import ending, in_order, later, place, ranks_of, speakers
+from nccl_doctor.explain.hang import GAVE_UP
+from nccl_doctor.explain.lines import ending, in_order, later, place, ranks_of, shape, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 from nccl_doctor.facts.fold import ranges

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import shape
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import in_order, later
+from nccl_doctor.explain.lines import in_order, later, shape
 from nccl_doctor.explain.model import Hit, Role
 
 

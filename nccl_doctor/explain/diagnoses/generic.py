@@ -16,6 +16,7 @@ from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.infiniband import NO_NETWORK
+from nccl_doctor.explain.slowdown import slower_steps
 from nccl_doctor.facts.fold import ranges
 
 # What only NCCL's own code can have done wrong, whichever file says it.
@@ -330,9 +331,11 @@ def no_peer_access(case: Case) -> Iterable[Candidate]:
 
 # The innermost frames of every crash: the handler, and what raised the signal.
 _PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|libgcc_s|linux-vdso)\b")
-# What programs are built upon: that one of these crashed tells nothing of whose fault it is.
+# What programs are built upon, by its directory or its name: that it crashed tells nothing of whose fault it is.
 _FOUNDATION = re.compile(
-    r"nccl|cuda|cudnn|cublas|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|hcoll|sharp|torch|c10|tensorflow|jax|python",
+    r"^/(?:usr/)?lib(?:32|64)?/|"
+    r"(?:nccl|rccl|hccl|cuda|cudnn|cublas|libnv|libhip|libhsa|ascend|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|"
+    r"hcoll|sharp|torch|c10|tensorflow|jax|python|omp|mkl|blas|arrow|alloc)[^/]*$",
     re.IGNORECASE,
 )
 _NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
@@ -344,10 +347,11 @@ def crash_in_own_code(case: Case) -> Iterable[Candidate]:
     program's own. Memory that something else had corrupted is rare, and looks the same."""
     for row in case.hits("crash-stack-rows"):
         frame = _NATIVE_FRAME.search(row.text)
-        name = frame.group(1).rpartition("/")[2] if frame else ""
+        path = frame.group(1) if frame else ""
+        name = path.rpartition("/")[2]
         if not name or _PLUMBING.match(name):
             continue
-        if not _FOUNDATION.search(name):
+        if not _FOUNDATION.search(path):
             title = f"a process crashed in {name}, the program's own code"
             yield Candidate("app.rank-exception", 0.56, title, [row, *case.hits("segfault", "crash-handler")[:3]])
         return
@@ -422,13 +426,15 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     spoke = {item.hit.rank for item in case.summary.tracebacks if not case.exceptions.is_of_launcher(item)}
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's, unless NCCL's is told.
-    told = case.has("nccl-error-text") or not (silent or not spoke)
-    strength = 0.44 if max(own) > 0 and max(own) != 134 and not told else 0.3
+    aborts = max(own) < 0 or max(own) == 134
+    explained = case.has("nccl-error-text") or (spoke and not silent)
+    strength = 0.3 if aborts or explained else 0.44
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
-    own_words = gave_up(case, ranks)
-    said = own_words or gave_up(case, None)
+    of_launcher = {(hit.file, hit.line) for hit in hits}
+    own_words = [hit for hit in gave_up(case, ranks) if (hit.file, hit.line) not in of_launcher]
+    said = own_words or [hit for hit in gave_up(case, None) if (hit.file, hit.line) not in of_launcher]
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
@@ -496,7 +502,7 @@ def engine_waits(case: Case) -> Iterable[Candidate]:
     lines and the kernel's log would.
     """
     told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
-    hits = told or case.course.idle_engine
+    hits = told or case.hang.idle_engine
     causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
     if told:
         title = "workers of the serving engine do not answer, and do not say why"
@@ -567,7 +573,7 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
     if shifted := case.hits(PACE_LEFT):
         yield from _left_its_pace(shifted)
         return
-    hits = case.course.slower_steps
+    hits = slower_steps(case)
     for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
         title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))

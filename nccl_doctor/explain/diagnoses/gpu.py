@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
@@ -38,19 +38,6 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
             hosts=hosts_of(hits),
             final=True,
         )
-
-
-@diagnosis
-def aborted_on_one_gpu(case: Case) -> Iterable[Candidate]:
-    """Processes of one host abort their communicators, as different ranks of the same number, on the same bus id."""
-    at: dict[tuple[str, str, str], list[Hit]] = defaultdict(list)
-    for hit in case.hits("nccl-abort"):
-        if hit.host and hit.pid and "bus" in hit.groups:
-            at[hit.host, hit.groups["bus"], hit.groups["nranks"]].append(hit)
-    for (host, bus, _), hits in at.items():
-        if len({hit.pid for hit in hits}) > 1 and len({hit.groups["rank"] for hit in hits}) > 1:
-            title = f"several ranks use one GPU, that of bus id {bus}"
-            yield Candidate("gpu.duplicate", 0.86, title, hits, {int(hit.groups["rank"]) for hit in hits}, {host})
 
 
 @diagnosis
@@ -93,11 +80,27 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
 
 
+_NAMELESS_SEGMENT = "/dev/shm/nccl- "
+
+
 @diagnosis
 def shared_segment(case: Case) -> Iterable[Candidate]:
     """NCCL could not set up a segment in /dev/shm. Where its result is a CUDA error, the segment was there, and CUDA would
-    not register it (cudaHostRegister). Otherwise there was no room for it."""
+    not register it (cudaHostRegister). A segment to attach to that does not exist is one that the peer has made elsewhere:
+    in a container's own /dev/shm, or, where it is told without its name, in CUDA's memory of the host (cuMem), which NCCL
+    tries in each process by itself since 2.26. Otherwise there was no room for it."""
     hits = case.hits("shm-segment")
+    absent = [hit for hit in hits if "attaching to" in hit.text and "No such file" in hit.text]
+    nameless = [hit for hit in absent if _NAMELESS_SEGMENT in hit.text]
+    if nameless:
+        title = "the ranks of a host share its memory in two ways, as CUDA gives it (cuMem) to some of them only"
+        yield Candidate("sys.container", 0.9, title, nameless, *speakers(nameless))
+    elif absent:
+        title = "a rank does not find the shared memory that its peer has made: they do not see the same /dev/shm"
+        yield Candidate("sys.container", 0.7, title, absent, *speakers(absent))
+        yield Candidate("sw.nccl-bug", 0.4, "NCCL removes or names a shared segment wrongly", absent, *speakers(absent))
+    if absent and not case.has("shm-no-space"):
+        return
     results = " ".join(hit.text for hit in case.hits("nccl-error-text"))
     refused = "cuda error" in results and "system error" not in results and not case.has("shm-no-space")
     title = (
@@ -340,17 +343,67 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPU_ID = re.compile(r"\bgpuId (\d+):")
+_LETTERS = re.compile(r"(?<!\S)(?:[UDX_] ){1,63}[UDX_]\s*$")
+
+
 @diagnosis
-def links_that_dcgm_lists(case: Case) -> Iterable[Candidate]:
-    """dcgmi nvlink --link-status lists links of GPUs that are down (D) beside links that are up (U), or no link that is up:
-    that is so, too, where no bridge or switch joins the GPUs."""
-    rows = [row for row in case.hits("dcgm-gpu-links-rows") if re.search(r"[:\s](?:[UDX_] ){3,}[UDX_]\s*$", row.text)]
-    down = [row for row in rows if re.search(r"\bD\b", row.text)]
-    if down and any(re.search(r"\bU\b", row.text) for row in rows):
-        yield Candidate("gpu.nvlink", 0.86, "DCGM lists NVLinks that are down", down[:6], hosts=hosts_of(down))
-    elif down:
-        title = "DCGM lists no NVLink that is up: nothing joins these GPUs, or nobody trained the links"
-        yield Candidate("gpu.nvlink", 0.46, title, down[:6], hosts=hosts_of(down))
+def dcgm_links_down(case: Case) -> Iterable[Candidate]:
+    """dcgmi nvlink --link-status shows links of a GPU as down.
+
+    DCGM says the same of cards that could be bridged but are not: where no link of any GPU is up, that may be so.
+    """
+    gpu, some_up = "", False
+    down: dict[str, Hit] = {}
+    for row in case.hits("dcgm-link-states-rows"):
+        letters = _LETTERS.search(row.text)
+        if letters and gpu:  # the ports of switches are not all used
+            some_up |= "U" in letters[0]
+            if "D" in letters[0]:
+                down[gpu] = row
+        heading = _GPU_ID.search(row.text)
+        gpu = heading[1] if heading else ""
+    if down:
+        title = f"NVLinks of GPU {', '.join([*down][:8])} are down"
+        if not some_up:
+            title = "DCGM lists no NVLink that is up: nothing joins these GPUs, or nobody trained the links"
+        hits = [*down.values()]
+        yield Candidate("gpu.nvlink", 0.86 if some_up else 0.46, title, hits, hosts=hosts_of(hits))
+
+
+_STACK = 40  # lines
+
+
+@diagnosis
+def hung_task(case: Case) -> Iterable[Candidate]:
+    """The kernel shows a process that waits in it and cannot be interrupted, with its stack.
+
+    In the GPU's driver: the GPU or its firmware does not answer, or the driver deadlocked; else it is mostly a disk or a
+    shared file system.
+    """
+    every = case.hits("hung-task")
+    hung = [hit for hit in every if "echo 0 >" not in hit.text] or every
+    if not hung:
+        return
+    frames = [
+        hit
+        for hit in case.hits("driver-frame")
+        if any(task.file == hit.file and 0 < hit.line - task.line <= _STACK for task in hung)
+    ]
+    if frames:
+        title = "a process hangs in the GPU's driver, and cannot be ended: the host or the GPU needs a reset"
+        yield Candidate("gpu.fell-off-bus", 0.8, title, [hung[0], frames[0], *hung[1:3]], hosts=hosts_of(frames))
+    else:
+        title = "a shared file system or the host hangs or fails"
+        yield Candidate("sys.clock-or-dns-or-fs", 0.8, title, hung, hosts=hosts_of(hung))
+
+
+@diagnosis
+def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
+    """RmInitAdapter or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
+    hits = case.hits("adapter-not-initialised")
+    if hits and not case.has("driver-files-differ", "driver-refuses-gpu", "no-memory-region"):
+        yield Candidate("gpu.fell-off-bus", 0.9, "a GPU does not start: it needs a reset", hits, *speakers(hits))
 
 
 @diagnosis

@@ -44,6 +44,24 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
     )
 
 
+@diagnosis
+def nvshmem_passes_over_all(case: Case) -> Iterable[Candidate]:
+    """NVSHMEM finds no adapter after it has passed over those that it sees: why it passed over them is the cause.
+
+    A log that ends there may be of a job that found others.
+    """
+    strength = 0.84 if case.has("nvshmem-no-start", "nvshmem-no-device") else 0.44
+    passed = case.hits("nvshmem-does-without")
+    foreign = [hit for hit in passed if "is not enumerated as an mlx5 device" in hit.text]
+    refused = [hit for hit in passed if "cannot allocate buffer on the specified memory type" in hit.text]
+    if foreign and not refused:
+        title = "NVSHMEM's IBGDA needs ConnectX adapters (mlx5), and these are others"
+        yield Candidate("ib.device-not-found", strength, title, foreign, *speakers(foreign))
+    if refused:
+        title = "NVSHMEM's IBGDA cannot register GPU memory with any adapter: GPUDirect RDMA does not work here"
+        yield Candidate("ib.gdr", strength, title, refused, *speakers(refused))
+
+
 _HASTY = 10  # 4.096 us * 2^10 = 4 ms for an acknowledgement; NCCL's default is 20 (4.3 s), 18 before 2.23
 
 

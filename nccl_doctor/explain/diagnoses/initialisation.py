@@ -12,6 +12,7 @@ from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
 
@@ -76,17 +77,17 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         yield from _idle_after(case)
         return
     if not case.has("nccl-init-start"):
-        if case.course.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
+        if case.hang.unfinished and (case.nodes > 1 or case.has("channel-net", "channel-p2p", "channel-shm")):
             phrase, failed = _connecting(case)
             began = case.hits("bootstrap-using", "network-used")[:2]
             yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *began])
         return
     started = {hit.groups["rank"] for hit in case.hits("nccl-init-start")}
     size = max(int(hit.groups["nranks"]) for hit in case.hits("nccl-init-start"))
-    if len(started) >= size and case.course.unfinished:
+    if len(started) >= size and case.hang.unfinished:
         phrase, failed = _connecting(case)
         yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *case.hits("nccl-init-start")[:2]])
-    if len(started) < size and case.course.unfinished:
+    if len(started) < size and case.hang.unfinished:
         for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
             yield Candidate(
                 cause,
@@ -104,27 +105,29 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
 
 
-_SAME_FOR_ALL = frozenset(("localhost", "localhost.localdomain"))
+_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
+_SAME_FOR_ALL = frozenset(("", "localhost", "localhost.localdomain"))
 
 
 @diagnosis
 def one_gpu_for_two_ranks(case: Case) -> Iterable[Candidate]:
-    """Two processes of one host begin the same communicator on the same GPU (bus id), and it never completes: NCCL takes
-    one rank per GPU. Its warning need not be in the log."""
-    begun: dict[tuple[str, str, str], dict[str, Hit]] = {}
-    for hit in case.hits("nccl-init-start"):
+    """Two processes of one host begin, or abort, a communicator as different ranks on the same GPU (bus id), and none ever
+    completes: NCCL takes one rank per GPU. Its warning need not be in the log."""
+    if case.has("nccl-init-complete"):
+        return
+    at: dict[tuple[str, ...], dict[str, Hit]] = {}
+    for hit in case.hits("nccl-init-start", "nccl-abort"):
         gpu = _BUS_ID.search(hit.text)
-        if gpu and hit.host and hit.pid and hit.host not in _SAME_FOR_ALL:
-            begun.setdefault((hit.host, hit.groups.get("comm", ""), gpu[1]), {})[hit.groups["rank"]] = hit
-    for (host, *_), ranks in begun.items():
+        if gpu and "rank" in hit.groups and hit.pid and hit.host not in _SAME_FOR_ALL:
+            communicator = hit.groups.get("comm") or hit.groups["nranks"]
+            at.setdefault((hit.host, hit.signature, communicator, gpu[1]), {})[hit.groups["rank"]] = hit
+    for (host, *_), ranks in at.items():
         hits = list(ranks.values())
-        if len({hit.pid for hit in hits}) > 1 and not case.has("nccl-init-complete"):
-            title = f"ranks {', '.join(ranks)} begin on the same GPU of {host}"
-            yield Candidate("gpu.duplicate", 0.72, title, hits, *speakers(hits))
-            return
+        if len({hit.pid for hit in hits}) > 1:
+            title = f"ranks {', '.join(ranks)} are on the same GPU of {host}"
+            yield Candidate("gpu.duplicate", 0.8, title, hits, {int(rank) for rank in ranks}, {host})
 
 
-_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _GPUS_OF_A_HOST = 16  # at most: DGX-2, p2.16xlarge, a2-megagpu-16g
 
 
@@ -156,11 +159,18 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
 
 
+def _alone(row: Hit) -> str:
+    """The size in a row of nccl-tests that shows no bus bandwidth; empty if it shows one."""
+    found = BUSBW_ROW.search(row.text)
+    return found["size"] if found and float(found["busbw"]) == 0 else ""
+
+
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
 
     Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    Without the lists it is told by results of one size in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
     rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
@@ -170,6 +180,14 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
         if one.file == other.file
         and one.groups["pid"] != other.groups["pid"]
         and not any(one.line < line < other.line for line in rows)
+    ]
+    ends = [hit.line for hit in case.hits("busbw-average")]
+    together += [
+        (one, other)
+        for one, other in itertools.pairwise(case.hits("busbw-row"))
+        if one.file == other.file
+        and _alone(one) == _alone(other) != ""
+        and not any(one.line < line < other.line for line in ends)
     ]
     if together:
         title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
@@ -184,10 +202,10 @@ def _idle_after(case: Case) -> Iterable[Candidate]:
     """NCCL was initialised and nothing is said to be done with it: where somebody interrupted that, or where the job hangs,
     the first transfer never arrived."""
     began = case.hits("nccl-init-start", "nccl-init-complete")[:2]
-    if case.course.unfinished:
+    if case.hang.unfinished:
         phrase = "NCCL was initialised, then nothing was said until somebody interrupted it: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, began)
-    elif case.course.only_began:
+    elif case.hang.only_began:
         phrase = "if the job stands still after NCCL was initialised: data does not pass"
         yield from _stuck(case, phrase, _IDLE_NET, began, IF_IT_HANGS)
 
@@ -296,11 +314,14 @@ def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
 
 @diagnosis
 def described_topology(case: Case) -> Iterable[Candidate]:
-    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection."""
+    """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection.
+
+    A CPU without its attributes is one of a file (NCCL_TOPO_FILE, or a network plugin's): what NCCL detects has them.
+    """
     broken = case.hits("topology-description", "topology-attribute")
     if not broken:
         return
-    given = case.hits("topology-given")
+    given = case.hits("topology-given") or [hit for hit in broken if "of node cpu not found" in hit.text]
     host_ids = case.env.get("NCCL_HOSTID", [])
     cause = "env.bad-nccl-var" if given or host_ids else "sw.nccl-bug"
     proof = [*broken[:4], *given[:2], *host_ids[:3]]

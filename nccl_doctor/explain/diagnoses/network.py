@@ -196,7 +196,7 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
     chosen_lo = [hit for hit in case.hits("bootstrap-using") if hit.groups["interface"] == "lo"]
     chosen_lo += [hit for hit in case.hits("net-socket-using") if hit.groups["interfaces"].startswith("[0]lo:")]
     if value is None:
-        if chosen_lo and case.nodes != 1 and case.course.unfinished:
+        if chosen_lo and case.nodes != 1 and case.hang.unfinished:
             title = "NCCL begins with loopback, which no other host can reach: an exclusion list lets lo through"
             yield Candidate("net.wrong-interface", 0.47, title, chosen_lo, *speakers(chosen_lo))
         return
@@ -270,6 +270,13 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     """
     hits = case.hits("ofi-error")
     if not hits:
+        return
+    # A return code of Slingshot's adapters; what EFA says is a sentence.
+    slingshot = [hit for hit in hits if "UNDELIVERABLE" in hit.text]
+    if slingshot:
+        title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
+        for cause, strength in (("ib.retry-exceeded", 0.62), ("net.peer-lost", 0.45)):
+            yield Candidate(cause, strength, title, slingshot, *speakers(slingshot))
         return
     places = {(hit.host, hit.rank) for hit in hits}
     gone, silent, never = (
@@ -385,7 +392,7 @@ def different_networks(case: Case) -> Iterable[Candidate]:
     lacking = used.get("Socket", {})
     others = {name: hosts for name, hosts in used.items() if name != "Socket" and hosts.keys() - lacking.keys()}
     clash = [hit for hit in case.hits("net-types-differ") if {hit.groups["got"], hit.groups["wanted"]} == {"3", "4"}]
-    failing = case.has(*_FAILING) or case.course.unfinished
+    failing = case.has(*_FAILING) or case.hang.unfinished
     if not (lacking and others) and not clash:
         if len(others) > 1 and not lacking and len(set().union(*others.values())) == sum(map(len, others.values())):
             title = f"hosts use different network code ({' and '.join(sorted(others))}): a plugin is loaded on a part of them"

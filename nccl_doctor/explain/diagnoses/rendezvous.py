@@ -7,16 +7,19 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import GAVE_UP
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, speakers
 from nccl_doctor.explain.model import Hit
+
+# 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
+_THIS_NETWORK = re.compile(r"(?<![\d.])0\.(?!0\.0\.0\b)(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\d.])")
 
 
 @diagnosis
 def numeric_hostname(case: Case) -> Iterable[Candidate]:
-    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143)."""
+    """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143), which is told instead at times."""
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
         if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
@@ -27,6 +30,12 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
                 [hit],
                 final=True,
             )
+            return
+    for hit in case.hits("server-awaited", "master-unreachable", "master-timeout", "master-refused"):
+        if found := _THIS_NETWORK.search(hit.text):
+            number = sum(int(part) << shift for part, shift in zip(found.groups(), (16, 8, 0), strict=True))
+            title = f"no host can have the address {found[0]}: it is what resolvers make of a host name {number}"
+            yield Candidate("net.hostname-resolution", 0.88, title, [hit, *case.hits("server-awaited")], final=True)
             return
 
 

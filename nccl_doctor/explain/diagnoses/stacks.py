@@ -41,7 +41,7 @@ _HELPERS = re.compile(r"Proxy|Thread|Async|Ras|Progress|Service")  # NCCL's own 
 def held_in_native_code(case: Case) -> Iterable[Candidate]:
     """A debugger was attached to a process of a job that stands still. The call in which it waits is shown; which rank does
     not come to it, or came to another, the stacks of the others tell."""
-    attached = [hit for hit in case.course.stands if hit.signature == "stack-debugger"]
+    attached = [hit for hit in case.hang.stacks if hit.signature == "stack-debugger"]
     calls = [hit for hit in case.hits("nccl-frame", "stack-mpi") if not _HELPERS.search(hit.text)]
     if not attached or case.has("segfault", "crash-handler", "sigabrt-exit", "bus-error"):
         return
@@ -85,7 +85,7 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
             [*(hit for _, hit in seldom[:2]), *callers[:2], *(hit for _, hit in seldom[2:]), *callers[2:]],
             ranks_of(hits),
         )
-    elif names and case.course.stands:
+    elif names and case.hang.stacks:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
         for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
             yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], vague=True)
@@ -143,10 +143,10 @@ def different_waits(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def abort_stands(case: Case) -> Iterable[Candidate]:
     """A debugger's stacks of a process that stands still in ncclCommAbort: that call waits for no other rank."""
-    hits = case.hits("stack-abort") if case.course.stands else []
+    hits = case.hits("stack-abort") if case.hang.stacks else []
     if hits:
         title = "ncclCommAbort does not return: NCCL waits for a thread or a kernel of its own"
-        proof = [*hits[:3], *case.course.stands[:2]]
+        proof = [*hits[:3], *case.hang.stacks[:2]]
         yield Candidate("sw.nccl-bug", 0.6, title, proof, *speakers(hits))
         yield Candidate("app.pg-misuse", 0.45, title, proof, *speakers(hits))
 
@@ -154,11 +154,11 @@ def abort_stands(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def bootstrap_stands(case: Case) -> Iterable[Candidate]:
     """A debugger's stacks of a process that stands still in NCCL's bootstrap: other ranks have not come, or do not reach it."""
-    hits = case.hits("stack-bootstrap") if case.course.stands else []
+    hits = case.hits("stack-bootstrap") if case.hang.stacks else []
     if hits:
         title = "ranks wait in NCCL's bootstrap for others that have not come there"
         for cause, strength in (("app.straggler-timeout", 0.42), ("launch.world-size", 0.4), ("net.firewall", 0.38)):
-            yield Candidate(cause, strength, title, [*hits[:3], *case.course.stands[:2]])
+            yield Candidate(cause, strength, title, [*hits[:3], *case.hang.stacks[:2]])
 
 
 @diagnosis
@@ -193,10 +193,10 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def stack_of_one_side(case: Case) -> Iterable[Candidate]:
     """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
-    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.course.stands else []
+    waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.hang.stacks else []
     for nth, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
         title = (
             f"a process waits for other ranks ({shortened(waiting[0].text, 80)}); what they do, their stacks would tell"
         )
-        hits = [*waiting[:6], *case.course.stands[:2]]
+        hits = [*waiting[:6], *case.hang.stacks[:2]]
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))

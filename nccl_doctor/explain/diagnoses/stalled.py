@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.course import SIGINT
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import later, place, ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
@@ -59,7 +59,7 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     Small messages take another protocol, and fit into one packet: that large ones alone are lost is what a path's MTU does,
     or GPUDirect RDMA. Where the log was only cut, there is nothing to find.
     """
-    last, stopped = case.course.stopped_tables[-1:], case.course.interrupted_hang
+    last, stopped = case.hang.stopped_tables[-1:], case.hang.interrupted
     if not last or case.has(*_FAILED):
         return
     ends = {place(hit) for hit in stopped}
@@ -80,7 +80,7 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
 def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
     """Somebody pressed Ctrl-C, or the scheduler's time was over, in a job that stood still: why it did, and who waited for
     whom, the end does not tell. The stacks of all ranks, taken while it hangs, or the flight recorder would."""
-    hits = [] if case.course.unfinished or case.course.stopped_tables else case.course.interrupted_hang
+    hits = [] if case.hang.unfinished or case.hang.stopped_tables else case.hang.interrupted
     by_hand = any("^C" in hit.text or SIGINT.search(hit.text) for hit in hits)
     causes = (
         "app.straggler-timeout",

@@ -192,8 +192,9 @@ REASONS: tuple[tuple[str, str], ...] = (
     (r"ecc|row.?remap|page.?retire|\bdbe\b", "gpu.ecc"),
     (r"nvlink|nvswitch|sxid", "gpu.nvlink"),
     (r"throttl|thermal|temperature|power|\bpsu\b", "gpu.thermal-power"),
+    (r"gres/gpu count", "gpu.not-visible"),
     (
-        r"gres/gpu count|gpu_count|gpu count|missing gpu|\bxid\b|gpu.*(?:lost|fell|fall|not found|hung|dead|reset)|off the bus",
+        r"gpu_count|gpu count|missing gpu|\bxid\b|gpu.*(?:lost|fell|fall|not found|hung|dead|reset)|off the bus",
         "gpu.fell-off-bus",
     ),
     (r"fabric.?manager", "gpu.fabric-manager"),

@@ -53,9 +53,8 @@ class Tracebacks:
         self._ended: set[str] = set()  # processes whose exception was just told: the next line may go on
         # By process, its last exception, whose message may go on, and the indent of its lines.
         self._told: dict[str, tuple[int, str]] = {}
-        self._begun: tuple[str, str, int] | None = (
-            None  # a traceback just begun: process, the same with its prefix, line
-        )
+        # A traceback just begun: its process, its key in _open, its line.
+        self._begun: tuple[str, str, int] | None = None
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
 
     def reading(self) -> bool:
@@ -72,7 +71,7 @@ class Tracebacks:
             self._begin(key, said)
             return
         if self._begun:
-            self._drop_lead(key, said)
+            self._drop_lead(key, said, *self._begun)
         lead, line.body = self._leads.split(line.body)
         key += lead
         body = line.body
@@ -86,8 +85,6 @@ class Tracebacks:
                 self._goes_on(index, said)
             elif body.strip():
                 self._ended.discard(key)
-        elif "During handling of the above exception" in body or "was the direct cause of the following" in body:
-            self._ended.add(key)
         elif any(ending in body for ending in _ENDINGS):
             self._standalone(said)
         if not self._open and len(self._ended) > OPEN_LIMIT:
@@ -111,9 +108,8 @@ class Tracebacks:
             self._ignored.discard(process)
             self._begun = (process, key, said.number) if lead else None
 
-    def _drop_lead(self, process: str, said: Said) -> None:
+    def _drop_lead(self, process: str, said: Said, whose: str, key: str, number: int) -> None:
         """Between the prefix and ``Traceback`` the end of another line (a bar, ^C) may stand: the frames lack it."""
-        whose, key, number = self._begun or ("", "", 0)
         body = said.line.body
         told, _ = self._leads.split(body)
         found = _FRAME_AT.search(body) if process == whose and not told else None

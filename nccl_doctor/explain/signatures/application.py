@@ -457,6 +457,16 @@ says(
     why="The configuration library refused a key or a value: nothing distributed has begun.",
 )
 says(
+    "slurm-command-ends",
+    "srun: fatal: {message}",
+    "sbatch: fatal: {message}",
+    "salloc: fatal: {message}",
+    cause="unrelated",
+    strength=0.6,
+    title="Slurm's command ends at once: {message}",
+    why="srun, sbatch or salloc refuse their options, variables or configuration before anything runs.",
+)
+says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",

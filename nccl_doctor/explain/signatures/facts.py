@@ -286,6 +286,7 @@ says(
     "NCCL error in: {place}, {text}",
     "NCCL error {place} '{text}'",
     "NCCL operation {place} failed: {text}",  # XLA
+    "NCCL failure :{text}",  # XGBoost
     "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
     "unhandled system error",
     "internal error - please report this issue to the NCCL developers",
@@ -341,6 +342,7 @@ says(
     "int64 ",
     why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
     where=lambda groups, line: BUSBW_ROW.search(line) is not None,
+    every=True,  # sizes and bandwidths differ in digits alone
 )
 says(
     "container-image",

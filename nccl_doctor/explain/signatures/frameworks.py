@@ -397,11 +397,19 @@ says(
 )
 says(
     "horovod-elastic-resources",
-    "Please check that you have enough resources to run at least {processes:int} Horovod processes",
+    "Please check that you have enough resources to run {processes} Horovod processes",
     cause="launch.world-size",
     strength=0.86,
-    title="Horovod's elastic driver did not find room for {processes} processes in time",
-    why="The hosts that the discovery script names have fewer slots than --min-np asks for, or were blacklisted after failures.",
+    title="Horovod did not find room for {processes} processes in time",
+    why="Spark has fewer free slots than processes; or the hosts that the elastic driver's script names have fewer than --min-np, or were blacklisted.",
+)
+says(
+    "horovod-store-unreachable",
+    "HTTP GET request failed too many times, aborting",
+    cause="net.master-unreachable",
+    strength=0.76,
+    title="Horovod's rendezvous server, in the process that launched the job, does not answer",
+    why="Workers find each other through an HTTP server of horovodrun or of Spark's driver: it ended, or its address or port is not reached from here.",
 )
 says(
     "horovod-elastic-over",
@@ -445,4 +453,68 @@ says(
     "flight-recorder-missing",
     "missing ranks: {ranks}",
     why="The flight-recorder analyzer names the ranks that did not join.",
+)
+
+# --- TensorFlow's collectives and sessions, parameter servers
+says(
+    "tensorflow-group-differs",
+    "found no source for broadcast. {} BcastRecvs but no BcastSend",
+    "Shape mismatch in the collective instance",
+    cause="app.collective-mismatch",
+    strength=0.87,
+    title="the workers of TensorFlow issued different collectives: another source, shape or order",
+    why="TensorFlow matches collectives by their instance key: what one worker builds or calls, all must, in the same order.",
+)
+says(
+    "tensorflow-group-size",
+    "is joining a group with size",
+    "is joining a group that is already full",
+    "is joining a group with incompatible device type",
+    cause="launch.world-size",
+    strength=0.85,
+    title="a worker of TensorFlow joins a group of another size or another kind of device than its own",
+    why="TF_CONFIG differs between the workers, one was started twice, or one of them sees no GPU.",
+)
+says(
+    "tensorflow-worker-restarted",
+    "current incarnation doesn't match with one in the group",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.48,
+    fold="a worker of TensorFlow was started anew",
+    title="a worker of TensorFlow was started anew, and the others still know the old one",
+    why="Why the old one ended stands in its own log.",
+)
+says(
+    "server-awaited",
+    "CreateSession still waiting for response from worker: {peer}",  # TensorFlow
+    "not ready endpoints:{peer}",  # Paddle
+    "Retry to connect to {peer} while the server is not yet listening",
+    "ep:[{peer}] grpc error:Connect Failed",
+    "Cannot connect to remove server {peer}. Wait to retry",  # DGL's own spelling
+    '"syscall":"connect","target_address":"{peer}"',  # gRPC before 1.30
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.47,
+    fold="a server or worker is awaited",
+    title="{peer} does not answer (yet): not started, ended, or not reached under this address",
+    why="Usual for the first seconds of a start. When it lasts: that process's own log tells whether it runs; then its address, a proxy, and its port.",
+)
+says(
+    "oneflow-machine-lost",
+    "CallMethod<CtrlMethod::{call}>{} Machine {machine:int} lost",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.48,
+    fold="OneFlow lost a machine",
+    title="machine {machine} of the OneFlow job is gone",
+    why="Its process ended, or the network between broke; that machine's own log says which.",
+)
+says(
+    "mxnet-built-without",
+    "compile with USE_{option}=1 to use {kvstore}",
+    cause="sw.no-nccl-backend",
+    strength=0.86,
+    title="this MXNet was built without {kvstore} (USE_{option}=1)",
+    why="Which kinds of kvstore exist is chosen when MXNet is built.",
 )

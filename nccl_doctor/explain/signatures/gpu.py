@@ -29,6 +29,7 @@ _XID = (
     "XID: {xid:int}",
     "XID error {xid:int}",
     "Xid error {xid:int}",
+    "XidCriticalError: Xid={xid:int} on Device=",  # the device plugin of Kubernetes
     'DCGM_FI_DEV_XID_ERRORS{}"} {xid:int}',
 )
 
@@ -61,15 +62,52 @@ says(
     "GPU requires reset",
     "The GPU likely needs to be reset",
     "waiting for RPC response from GPU",
-    "RmInitAdapter failed",
-    "rm_init_adapter failed",
     "NVML_ERROR_GPU_IS_LOST",
+    "_kgspIsHeartbeatTimedOut: ",  # drivers from 590 on, before any Xid
+    "_kgspLogRpcTimeout: ",
     "GSP_RM",
     cause="gpu.fell-off-bus",
     strength=0.95,
     title="a GPU is gone or needs a reset",
     why="The driver cannot talk to the GPU: it fell off the bus, or its firmware hangs.",
     where=lambda groups, line: not _NONE.search(line),
+)
+says(
+    "adapter-not-initialised",
+    "RmInitAdapter failed",
+    "rm_init_adapter failed",
+    "The NVIDIA probe routine failed",
+    "nvidia: probe of {pci} failed with error",
+    why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "driver-files-differ",
+    "NVRM: API mismatch",
+    "No firmware image found",
+    "Direct firmware load for nvidia/{file} failed with error",
+    cause="gpu.driver",
+    strength=0.93,
+    title="the driver's kernel module and its other files are of different releases",
+    why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",
+)
+says(
+    "driver-refuses-gpu",
+    "NVRM: installed in this system is not supported by",
+    "NVRM: installed in this system requires use of",  # the open kernel modules, from Blackwell on
+    "supported through the NVIDIA {release} Legacy drivers",
+    cause="gpu.driver",
+    strength=0.93,
+    title="this release of the driver does not support the GPU, or only with the other kind of kernel module",
+    why="The kernel log names what the GPU needs: a newer or a legacy driver, or the open kernel modules.",
+)
+says(
+    "no-memory-region",
+    "This PCI I/O region assigned to your NVIDIA device is invalid",
+    "The system BIOS may have misconfigured your GPU",
+    cause="gpu.not-visible",
+    strength=0.93,
+    title="a GPU got no memory region: the BIOS or the hypervisor does not map it (Above 4G decoding, size of BARs)",
+    why="One of the GPU's BARs has the size or the address 0, so the driver refuses it.",
 )
 says(
     "ecc-error",
@@ -134,7 +172,7 @@ says(
 # --- fabric manager, NVLS, IMEX
 says(
     "system-not-ready",
-    "system not yet initialized",
+    "ystem not yet initialized",
     "Cuda failure 802",
     "CUDA error 802",
     "cudaErrorSystemNotReady",
@@ -149,6 +187,8 @@ says(
 says(
     "fabric-manager",
     "nvidia-fabricmanager.service: Failed",
+    "nvidia-fabricmanager.service: Control process exited",
+    'fabricmanager.cfg" failed! Exit code',  # its own script of the start
     "Fabric Manager failed",
     "fabric manager failed",
     "fabricmanager.service: Main process exited",
@@ -163,6 +203,7 @@ says(
     "Fabric Manager {}not running",
     "fabricmanager{}inactive (dead)",
     "failed to start Fabric Manager",
+    "fabric manager config file item: {item:word} has an invalid value",
     "Failed to start NVIDIA fabric manager",
     "doesn't match with driver version",
     "versions don't match",
@@ -231,9 +272,23 @@ says(
     strength=0.93,
     title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
     why="MNNVL memory cannot be shared: no /dev/nvidia-caps-imex-channels in this container, or the IMEX domain is not ready. CUDA error 800 in cuMem calls says the same.",
-    where=lambda groups, line: any(
-        word in line
-        for word in ("WARN", "rror", "ail", "not ", "DOWN", "UNAVAILABLE", "No such", "missing", "DEGRADED", "INVALID")
+    where=lambda groups, line: (
+        "IMEX log" not in line
+        and any(
+            word in line
+            for word in (
+                "WARN",
+                "rror",
+                "ail",
+                "not ",
+                "DOWN",
+                "UNAVAILABLE",
+                "No such",
+                "missing",
+                "DEGRADED",
+                "INVALID",
+            )
+        )
     ),
 )
 
@@ -291,6 +346,7 @@ says(
     "Duplicate GPU detected : rank {rank:int} and rank {other:int} both on CUDA device {device}",
     "Duplicate GPU detected",
     "Multiple ranks detected using the same GPU on this node",
+    "Multiple processes within communication group running on same CUDA device",  # XGBoost
     "Multiple Ranks are using the same GPU/Partition",
     cause="gpu.duplicate",
     strength=0.98,
@@ -456,6 +512,7 @@ says(
     strength=0.94,
     title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
     why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.",
+    where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
 )
 
 # --- peer to peer
@@ -474,6 +531,7 @@ says(
     "peer-to-peer {}not supported",
     "P2P access {}failed",
     "Test FAILED{}p2p",
+    "Invalid value when checking the pattern at <{address}>",  # nvbandwidth
     "NCCL WARN cudaIpcGetMemHandle failed",
     cause="gpu.p2p",
     strength=0.87,
@@ -507,6 +565,15 @@ says(
     cause="gpu.p2p",
     strength=0.8,
     title="PCIe ACS redirection is on: peer-to-peer traffic is sent through the root complex",
+)
+says(
+    "acs-on",
+    "ACSCtl:{}SrcValid+",
+    why="ACS is on for a bridge; only request redirection sends peer-to-peer traffic through the root complex.",
+    cause="gpu.p2p",
+    strength=0.42,
+    title="PCIe ACS is on for some bridges",
+    where=lambda groups, line: "ReqRedir-" in line,
 )
 says(
     "iommu",
@@ -599,22 +666,19 @@ says(
     "HSA_STATUS_ERROR",
     "nvml error: driver",
     "driver rpc error",
-    "NVRM: API mismatch",
     "this kernel module has the version",
     "The current PyTorch install supports CUDA capabilities",
     "with CUDA capability sm_",
     "kernel driver mismatch",
     "Key was rejected by service",
+    "Unable to load the kernel module 'nvidia",
+    "Please see the file '/var/log/nvidia-installer.log'",
     "nouveau, rivafb, nvidiafb",
     "The NVIDIA probe routine was not called",
-    "NVRM: installed in this system is not supported by",
-    "NVRM: installed in this system requires use of",  # the open kernel modules, from Blackwell on
-    "supported through the NVIDIA {release} Legacy drivers",
     "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
     "modprobe: FATAL: Module nvidia not found",
-    "assigned to your NVIDIA device is invalid",
     "GPU access blocked by the operating system",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     "unsupported GPU architecture",
@@ -706,8 +770,6 @@ says(
     "pciehp: Slot({slot}): Card not present",
     "GPU not found",
     "has been removed from the bus",
-    "The NVIDIA probe routine failed",
-    "nvidia: probe of {pci} failed with error",
     "does not have the necessary power cables",
     "amdgpu: GPU reset begin",
     "amdgpu: GPU reset({count}) failed",
@@ -866,6 +928,7 @@ says(
     "NVLink Recovery Error",
     "NVLink Replay Error",
     "nvlink{}DOWN",
+    "postRxDetLinkMask failed",  # before the links are trained, from Hopper on
     cause="gpu.nvlink",
     strength=0.9,
     title="NVLink is inactive or in error",
@@ -899,10 +962,10 @@ says(
     rows=24,
 )
 says(
-    "dcgm-gpu-links",
-    "gpuId {gpu:int}:",
-    why="dcgmi nvlink --link-status: the GPU whose links the next line lists, one letter each.",
-    rows=1,
+    "dcgm-link-states",
+    "|  NvLink Link Status  |",
+    why="The heading of dcgmi nvlink --link-status; below it a letter for each link: U up, D down, X disabled, _ none.",
+    rows=64,
 )
 says(
     "topo-row",

@@ -37,6 +37,7 @@ says(
 says(
     "pcie-corrected",
     "severity=Corrected",
+    "severity=Correctable",
     "Corrected error received",
     "Corrected error message received",
     "Correctable error message received",
@@ -44,19 +45,32 @@ says(
     why="PCIe sent a damaged packet again: nothing was lost. Many in a minute from a GPU's or adapter's port mean a riser, slot or cable, and cost speed.",
 )
 says(
+    "memory-corrected",
+    " CE memory {action:word} error on ",
+    role=H,
+    why="The host's memory corrected an error by itself: nothing was lost. Many from one DIMM announce its failure.",
+)
+says(
+    "imex-log-file",
+    "failed to open IMEX log file",
+    "failed to chmod IMEX log file",
+    role=H,
+    why="In a container the IMEX daemon has no /var/log to write in, and logs to standard error instead.",
+)
+says(
+    "dcgm-without-cpus",
+    "Couldn't open CPU Vendor info file",
+    "Incompatible hardware vendor for sysmon",
+    "Failed to load module 9 [",
+    role=H,
+    why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
+)
+says(
     "dcgm-without-switches",
     "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
     "[[NvSwitch]] Not attached to NvSwitches",
     role=H,
     why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
-)
-says(
-    "dcgm-without-arm",
-    "Couldn't open CPU Vendor info file",
-    "Incompatible hardware vendor for sysmon",
-    "Failed to load module 9 [",
-    role=H,
-    why="DCGM's module for the CPU knows NVIDIA's own CPUs alone, and says so on every other machine.",
 )
 says(
     "no-net-plugin",
@@ -218,17 +232,24 @@ says(
     why="Ray Train's own helpers. They matter only where the controller itself is gone.",
 )
 says(
+    "oneccl-falls-back",
+    "|CCL_WARN| did not find MPI-launcher specific variables",
+    "|CCL_WARN| could not get local_idx/count from environment variables",
+    role=H,
+    why="oneCCL was not started by mpirun: it uses libfabric, and finds out itself which processes share a host.",
+)
+says(
     "port-settings-changed",
     # The words of rdma-core's ibv_event_type_str().
-    "async event{}client reregistration",
-    "async event{}LID change",
-    "async event{}SM change",
-    "async event{}P_Key change",
-    "async event{}GID table change",
-    "async event{}communication established",
-    "async event{}send queue drained",
-    "async event{}last WQE reached",
-    "async event{}path migrated",
+    "sync event{}client reregistration",
+    "sync event{}LID change",
+    "sync event{}SM change",
+    "sync event{}P_Key change",
+    "sync event{}GID table change",
+    "sync event{}communication established",
+    "sync event{}send queue drained",
+    "sync event{}last WQE reached",
+    "sync event{}path migrated",
     "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
     role=H,
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",

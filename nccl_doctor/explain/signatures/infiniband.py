@@ -21,6 +21,7 @@ _COMPLETION = (
     "Got completion with error {status:int}, opcode {}, len {}, vendor err {vendor}",
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
+    "a work item failed: status {status:int}",  # MSCCL++
 )
 
 
@@ -455,6 +456,15 @@ says(
     why="A small locked-memory limit in a listing.",
 )
 says(
+    "peermem-for-other-modules",
+    "disagrees about version of symbol ib_register_peer_memory_client",
+    "Unknown symbol ib_register_peer_memory_client",
+    cause="ib.gdr",
+    strength=0.92,
+    title="nvidia_peermem cannot be loaded: it was built against other InfiniBand modules than those that are loaded",
+    why="The peer memory interface is MLNX_OFED's (DOCA-OFED's); the module fits the one that it was built against, and the kernel's own modules have none.",
+)
+says(
     "reg-mr-gpu",
     *_REG,
     "Failed to register{}cuMem",
@@ -462,7 +472,6 @@ says(
     "nvidia_p2p_get_pages",
     "nv_peer_mem{}failed",
     "nvidia_peermem{}failed",
-    "Unknown symbol ib_register_peer_memory_client",
     "could not insert 'nvidia_peermem'",
     "could not insert module nvidia{}peermem",
     "nvidia-peermem: Invalid argument",
@@ -575,6 +584,8 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "main: stat of IB device '{dev}' failed: ",
+    "sys files not found (/sys/class/infiniband",
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
@@ -759,14 +770,38 @@ says(
     "ucx-error",
     "UCX  ERROR {error}",
     "UCX ERROR {error}",
+    "UCC  ERROR {error}",
+    "CL_{layer:word} ERROR {error}",
+    "TL_{layer:word} ERROR {error}",
     "ucp_{call:word} failed: {error}",
     "ucp_{call:word} failed",
     "NET/UCX{}fail",
     cause="net.plugin",
     strength=0.68,
-    title="UCX reports an error: {error}",
-    why="UCX (plugin or MPI transport) failed.",
-    where=lambda groups, line: "ibv_" not in line and not _PEER_GONE.search(line),
+    title="UCX or UCC reports an error: {error}",
+    why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
+    where=lambda groups, line: (
+        re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
+        and not re.search(r"ibv_|mlx5dv_|Message truncated", line)
+        and not _PEER_GONE.search(line)
+    ),
+)
+says(
+    "mpich-ofi",
+    "OFI {call:word} failed (",
+    cause="net.plugin",
+    strength=0.64,
+    title="MPI's way over libfabric fails ({call})",
+    why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
+    where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
+)
+says(
+    "oneccl-error",
+    "|CCL_ERROR| {error}",
+    cause="net.plugin",
+    strength=0.6,
+    title="oneCCL (Intel's collectives) reports an error: {error}",
+    why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
 )
 says(
     "ucx-peer-gone",
@@ -792,10 +827,16 @@ says(
     "ucx-verbs",
     "ibv_modify_qp({what}) failed",
     "ibv_create_ah({what}) failed",
+    "ibv_create_ah({what}) for {way} failed",
+    "ibv_create_cq({what}) failed",
+    "mlx5dv_devx_obj_create({what}) failed",
+    "mlx5dv_devx_obj_modify({what}) failed",
+    "mlx5dv_devx_alloc_uar() failed",
     cause="ib.qp-connect",
-    strength=0.72,
-    title="UCX cannot set up a queue pair of the adapter ({what})",
-    why="Verbs refused a queue pair or an address handle: the port's state, its GID, the fabric's route or the partition key.",
+    strength=0.76,
+    title="UCX cannot set up a queue pair of the adapter",
+    why="Verbs or the adapter's firmware refused a queue pair, what belongs to it or an address handle: the port's state, its GID, the fabric's route, the partition key, or DEVX that the adapter, its driver or a container does not admit.",
+    where=lambda groups, line: "Cannot allocate memory" not in line,
 )
 says(
     "ucx-cuda-ipc",
@@ -894,6 +935,16 @@ says(
     where=lambda groups, line: bool(re.search(r"WARN|rror|ail|nvalid|denied|No such", line)),
 )
 says(
+    "tcpx-waits",
+    "ctrl timeout cnt {count:int}, nanos {nanos:int}",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.42,
+    fold="GPUDirect-TCPX waits for its peers",
+    title="GPUDirect-TCPX waits for a peer that has sent nothing yet",
+    why="The plugin says every ten seconds that it waits: for a rank that is late (it compiles, loads or starts), or one whose packets are lost.",
+)
+says(
     "tcpx",
     "tcpxCommProgress",
     "tcpxResult_t",
@@ -904,7 +955,7 @@ says(
     title="the cloud's network plugin reports trouble",
     why="The TCPX or FastSocket plugin waits for or loses its peers.",
     where=lambda groups, line: (
-        "WARN" in line and "incoming CPU" not in line and "Maximum retry reached" not in line  # harmless, see there
+        "WARN" in line and not re.search("incoming CPU|Maximum retry reached|ctrl timeout", line)  # see there
     ),
 )
 says(

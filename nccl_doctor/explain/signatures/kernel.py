@@ -50,6 +50,19 @@ says(
     ),
 )
 says(
+    "adapter-probe-failed",
+    "mlx5_core: probe of {dev:word} failed with error",
+    "mlx5_core {dev:word}: probe with driver mlx5_core failed with error",
+    "mlx5_load_one failed with error code",
+    "handle_hca_cap failed",
+    "bnxt_en: probe of {dev:word} failed with error",
+    "ice: probe of {dev:word} failed with error",
+    cause="ib.device-not-found",
+    strength=0.84,
+    title="a network adapter's driver could not start it (kernel log)",
+    why="The probe of the adapter failed: driver and firmware do not fit, or the adapter does not answer. It has no RDMA device then.",
+)
+says(
     "kernel-register-mr",
     "Failed to process command REG_MR (opcode {opcode:int}) comp_status {}err -12",
     "Failed to register mr [-12]",
@@ -78,6 +91,15 @@ says(
     strength=0.66,
     title="the subnet manager lost a port (opensm's log)",
     why="OpenSM removed a port from the subnet: its link went down, or its host did.",
+)
+says(
+    "subnet-manager-not-bound",
+    "osm_sm_bind: ERR {code:word}: SM MAD Controller bind failed",
+    "osm_vendor_bind: ERR {code:word}: Unable to register class",
+    cause="ib.port-down",
+    strength=0.76,
+    title="the subnet manager does not start: it cannot bind to its port (opensm's log)",
+    why="Without a subnet manager the ports of an InfiniBand fabric do not become active. Another one holds the port, or the kernel refuses the registration.",
 )
 says(
     "port-not-active",

@@ -59,6 +59,28 @@ says(
     title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
     why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
 )
+# What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
+_OF_THE_LAUNCHER = re.compile(
+    r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv"
+)
+says(
+    "launcher-argument-empty",
+    "error: argument {argument}: expected one argument",
+    "error: argument {argument}: invalid int value: ''",
+    cause="launch.env-missing",
+    strength=0.93,
+    title="{argument} was given an empty value: the variable that should fill it is not set",
+    why="A shell leaves out what is empty, or passes '' where it stands in quotes; argparse then finds nothing to read.",
+    where=lambda groups, line: bool(_OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_"))),
+)
+says(
+    "ps-lite-env-missing",
+    'notnull: Environment::Get()->find("{name}")',
+    cause="launch.env-missing",
+    strength=0.95,
+    title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
+    why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
+)
 says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
@@ -99,6 +121,7 @@ says(
     "rank {rank:int} is out of range",
     "node_rank {}must be",
     "Rank {rank:int} is already taken",
+    "more than one node have assigned same rank",
     "localId {id:int} is out of range",
     cause="launch.world-size",
     strength=0.85,
@@ -112,6 +135,60 @@ says(
     strength=0.86,
     title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
     why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
+)
+says(
+    "srun-mpi-plugin",
+    "can not load PMIx library",
+    "Couldn't load specified plugin name for mpi/",
+    "srun: error: Invalid MPI type",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="srun cannot load the MPI plug-in that is asked for: take one that works of `srun --mpi=list`, or install PMIx where Slurm looks",
+    why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
+)
+says(
+    "mpi-singleton",
+    "This singleton init program attempted to access some feature",
+    cause="launch.env-missing",
+    strength=0.8,
+    title="MPICH's processes find no process manager: each takes itself for the only one of the job",
+    why="srun speaks another PMI than this MPICH was built for (srun --mpi=pmi2 or pmix), or mpiexec was left out.",
+)
+says(
+    "no-capacity",
+    "InsufficientInstanceCapacity",
+    "Unable to provision requested ML compute capacity",  # SageMaker
+    "ZONE_RESOURCE_POOL_EXHAUSTED",  # Google
+    "does not have enough resources available to fulfill the request",
+    cause="launch.world-size",
+    strength=0.9,
+    title="the cloud has no instances of this kind free: nodes of the job cannot be started",
+    why="Ask for another zone or region, another kind of instance, or a reservation; with an all-or-nothing launch no node comes.",
+)
+says(
+    "mpi-daemon-missing",
+    "orted: command not found",
+    "prted: command not found",
+    "hydra_pmi_proxy: command not found",
+    "orted: No such file or directory",
+    "prted: No such file or directory",
+    "hydra_pmi_proxy: No such file or directory",
+    cause="launch.env-missing",
+    strength=0.93,
+    title="mpirun's daemon is not found on a host: the PATH that ssh gives there lacks MPI, or MPI is not installed there",
+    why="mpirun starts a daemon of its own installation on every host; a shell without login reads other files than an interactive one.",
+)
+says(
+    "mpi-daemons-differ",
+    "ORTE_ERROR_LOG: Data unpack {what} in file {file} at line",
+    "PRTE ERROR: Data unpack {what} in file {file} at line",
+    "PMIX ERROR: UNPACK-PAST-END in file {file} at line",
+    "PMIX ERROR: UNPACK-INADEQUATE-SPACE in file {file} at line",
+    cause="sw.library-conflict",
+    strength=0.76,
+    title="parts of Open MPI do not understand each other's messages: another version or build on one of the hosts, mostly",
+    why="mpirun, its daemons and the program must come from the same Open MPI (and PMIx); compare `ompi_info --version` on all hosts, as ssh finds it.",
+    where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
 )
 says(
     "mpi-component-missing",
@@ -168,6 +245,15 @@ says(
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
+    "step-refused",
+    "srun: error: Unable to create step for job {job:word}: {reason}",
+    "srun: error: Unable to create step",
+    cause="launch.world-size",
+    strength=0.7,
+    title="Slurm did not create the job's step: {reason}",
+    why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",
+)
+says(
     "world-size-check",
     "world size ({world}) is not",
     "world_size ({world}) is not",
@@ -176,10 +262,7 @@ says(
     "expected {} ranks but",
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
-    "slots available",
     "A sequential map was requested, but not enough node entries",
-    "All nodes which are allocated for this job are already filled",
-    "srun: error: Unable to create step",
     "More processors requested than permitted",
     cause="launch.world-size",
     strength=0.7,
@@ -315,8 +398,15 @@ says(
     "slurmstepd: error: *** JOB {job} ON {host} CANCELLED",
     "TERM_RUNLIMIT",
     "TERM_OWNER",
+    "TERM_ADMIN",
+    "TERM_FORCE_ADMIN",
+    "TERM_CPULIMIT",
+    "TERM_PREEMPT",
     "walltime {} exceeded limit",
     "job killed: walltime",
+    "Job exceeded its walltime limit",  # Torque
+    "job exceeded wallclock limit",  # Moab
+    "type=timeout severity=0 resource allocation expired",  # Flux
     "Job was aborted by",
     "received SIGTERM",
     "Received SIGTERM",
@@ -402,13 +492,14 @@ says(
 
 says(
     "mpi-start",
-    "ORTE was unable to reliably start one or more daemons",
-    "PRTE was unable to",
+    "was unable to reliably start one or more daemons",
     "unable to start any processes",
     "Host key verification failed",
     "Permission denied (publickey",
     "ssh exited with exit code 255",
     "An ORTE daemon has unexpectedly failed",
+    "An PRTE daemon has unexpectedly failed",
+    "does not know how to route a message to the specified daemon",
     "pdsh@{host}: {other}: ssh exited",
     "could not resolve hostname{}ssh",
     cause="net.master-unreachable",
@@ -432,6 +523,7 @@ says(
 says(
     "mpi-no-way",
     "At least one pair of MPI processes are unable to reach each other",
+    "MPI_INIT has failed because at least one MPI process is unreachable",
     cause="net.wrong-interface",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
@@ -452,6 +544,7 @@ says(
     "was unable to connect to the remote daemon",
     "tcp_peer_send_blocking: send() to socket",
     "unable to make a TCP connection back",
+    "is unable to establish a communication connection to the",
     cause="net.firewall",
     strength=0.72,
     title="MPI processes cannot connect to each other: firewall or wrong interface",
@@ -472,6 +565,14 @@ says(
     "mpi-daemon-address",
     ".0;tcp://{addresses}",
     why="Open MPI's mpirun tells its daemons where to call back: all of its addresses, or the only one.",
+)
+says(
+    "mlx-connect",
+    "] Couldn't connect (error: {errno:int})",
+    cause="net.master-unreachable",
+    strength=0.74,
+    title="MLX did not reach the next rank of its ring (errno {errno}): that rank was not up yet, or its address in the hostfile is not one that leads there",
+    why="mx.distributed tries the address of the hostfile several times and gives up. errno 60 or 110 is a time-out, 61 or 111 a refusal, 65 or 113 no route.",
 )
 says(
     "ray-connect",

@@ -10,6 +10,17 @@ from nccl_doctor.explain.signatures import says
 # "done" says it only alone on its line or in front: "done", "rank 3: done", "done: best batch size 12".
 _DONE = re.compile(r"\bdone\b", re.IGNORECASE)
 _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
+# what succeeds at the end of a job, and what does before its work: a job that hangs in its first collective has said that too
+_WORK = re.compile(
+    r"finish|complet|\bend(?:s|ed)?\b|exit|\bran\b|\brun|job|train|test|bench|eval|export|\bsav|sync|upload|\bwr[io]t|"
+    r"execut|verif|pass|generat|shut|terminat|destroy|stopp|clos",
+    re.IGNORECASE,
+)
+_PREPARATION = re.compile(
+    r"(?:load|open|creat|initiali[sz]|connect|regist|install|start|launch|import|compil|configur|pars|join|assign|pull|"
+    r"match|resolv|prepar|preprocess|mount|allocat|detect|restor|resum|authenticat|submit|fetch|enabl|schedul)",
+    re.IGNORECASE,
+)
 _NUMBER_NEAR = re.compile(r"\d")
 _ERROR = re.compile(r"(?<!\w_e)rror(?!\w*(?: rate)?\s*[=:]?\s*-?\d)")  # not the metric: "ctc_error=0.3"
 
@@ -60,19 +71,19 @@ _CODE = re.compile(
     r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\("
 )
 
-
-_BAR_AT_ZERO = re.compile(r"(?<![\d/])0/\d+ \[\d\d:\d\d<\?")  # tqdm has drawn it, and no step is done yet
-_BAR_MOVED = re.compile(r"(?<![\d/])[1-9]\d*/\d+ \[|loss", re.IGNORECASE)
+# The first epoch's heading, and a bar that has not moved: a job that hangs in its first step has printed both
+_AT_ITS_START = re.compile(
+    r"^\W*(?:start\w* )?epoch:? ?\[?[01](?:/\d+)?\W*$|, {1,4}\?\s?\w{1,12}/s(?!.*\d\s?(?:\w{1,12}/s|s/\w))",
+    re.IGNORECASE,
+)
 
 
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step of the work
         return False
-    if _BAR_AT_ZERO.search(line) and not _BAR_MOVED.search(line):
-        return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
-    told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line)
+    told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line) or _AT_ITS_START.search(line)
     return not trouble and not probe and not told and bool(_NUMBER_NEAR.search(line))
 
 
@@ -177,10 +188,10 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|uccessfully (?:assigned|pulled|loaded)|Cleaning up|\wrc[= ]0", line)
-        is None  # broadcast(t, src=0)
+        re.search(r"Deactivated|be able to |Cleaning up|\wrc[= ]0", line) is None  # broadcast(t, src=0)
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
+        and ("uccessfully" not in line or (bool(_WORK.search(line)) and not _PREPARATION.search(line)))
     ),
 )
 says(

@@ -138,6 +138,7 @@ says(
     "Call to connect failed : No route to host",
     "Call to connect failed : Network is unreachable",
     "SO_ERROR: No route to host, remote=[{address}]",
+    "vs 0. SO_ERROR: No route to host",  # Gloo before 2019
     "connect [{address}]: No route to host",
     "connect [{address}]:{port:int}: No route to host",
     "(errno: 113 - No route to host)",
@@ -153,6 +154,7 @@ says(
     "connect-refused",
     "onnect to {address} failed : Connection refused",
     "SO_ERROR: Connection refused, remote=[{address}]",
+    "vs 0. SO_ERROR: Connection refused",
     "connect [{address}]: Connection refused",
     "connect [{address}]:{port:int}: Connection refused",
     "[Errno 111] Connection refused",

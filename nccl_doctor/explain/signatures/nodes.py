@@ -247,6 +247,22 @@ says(
     ),  # a controller's look-out
 )
 says(
+    "slurm-device-file",
+    "can't stat gres.conf file {device:word}: No such file or directory",
+    cause="gpu.not-visible",
+    strength=0.94,
+    title="slurmd does not start: {device} of its gres.conf is not there",
+    why="gres.conf names a device file that the driver did not create: its module is not loaded (or not yet, at boot), or the GPU is gone.",
+)
+says(
+    "slurm-job-signal",
+    "JobId={job:int} WTERMSIG {signal:int}",
+    cause="launch.killed",
+    strength=0.7,
+    title="Slurm job {job} ended by signal {signal}",
+    why="slurmctld's log: the batch script was ended by a signal; 9 is also what the kernel sends when memory runs out.",
+)
+says(
     "slurm-daemon-fatal",
     "slurmctld[{pid:int}]: fatal: {message}",
     "slurmd[{pid:int}]: fatal: {message}",

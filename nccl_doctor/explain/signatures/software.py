@@ -53,6 +53,8 @@ says(
     strength=0.82,
     title="bootstrap messages have different lengths: ranks run different NCCL versions",
     why="The structures exchanged in bootstrap differ in size: different NCCL versions, or a foreign process on the port.",
+    # NVSHMEM's compares versions itself; ranks that give up leave the others with other messages than they wait for.
+    where=lambda groups, line: "bootstrap_uid" not in line,
 )
 says(
     "device-file-missing",
@@ -62,11 +64,13 @@ says(
     strength=0.92,
     title="a device file of the NVIDIA driver is not in the container (or the module is not loaded)",
     why="CUDA needs /dev/nvidia-uvm, /dev/nvidiactl and the GPUs' own files; a container gets only those that were passed to it.",
-    where=lambda groups, line: re.match(r"(?:\d+|ctl|-uvm)\b", groups["name"]) is not None,
+    where=lambda groups, line: re.match(r"(?:\d+|ctl|-uvm)\b", groups["name"]) is not None and "gres.conf" not in line,
 )
 says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
+    "Failed to initialize NVML: could not load NVML library",
+    "Detected non-NVML platform: could not load NVML library",  # the device plugin, from 0.14 on
     cause="sys.container",
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
@@ -223,6 +227,8 @@ says(
     title="an internal check of NCCL failed",
     why="NCCL's catch-all; the WARN line before it says which check.",
 )
+# what the kernel's line of a crash names besides: a process of a job, or a library that only such have
+_OF_A_JOB = re.compile(r"\bpython|\bpt_|nccl|\blib(?:cuda|torch|c10|mpi|ucp)\w*\.so")
 says(
     "segfault",
     "Signal 11 (SIGSEGV) received by PID",
@@ -232,16 +238,23 @@ says(
     "return code = -11",
     "died with <Signals.SIGSEGV",
     "exit code 139",
+    "exit code -11",
     "*** Process received signal ***",
     "signal 11 (SIGSEGV)",
     "Segmentation fault",
+    "]: segfault at {address} ip ",  # the kernel's own line
+    "general protection fault ip:{address}",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.45,
     fold="a crash in native code",
     title="a process crashed in native code",
     why="A signal of the system or an abort of a library; the frames say whose.",
-    where=lambda groups, line: "DataLoader" not in line and not QUOTED_OUTPUT.search(line),
+    where=lambda groups, line: (
+        "DataLoader" not in line
+        and not QUOTED_OUTPUT.search(line)
+        and ("address" not in groups or bool(_OF_A_JOB.search(line)))
+    ),
 )
 says(
     "crash-stack",

@@ -270,6 +270,7 @@ says(
     "exited with exit code: {code:int}",
     "crashed with exit code {code:int}",
     "exited with exit code {code:int}",
+    "exited with a non-zero status of {code:int}",  # Vertex AI, AI Platform
     "exit status {code:int}",
     "exited with status {code:int}",
     "Exit Code:    {code:int}",
@@ -293,6 +294,7 @@ says(
     "exitcode  : -6",
     "exitcode: -6",
     "return code = -6",
+    "exit code -6",
     "died with <Signals.SIGABRT",
     role=S,
     fold="aborted (SIGABRT)",
@@ -485,6 +487,17 @@ says(
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(
+    "jax-leader-gone",
+    "Failed to send RPC to coordination service",
+    "Failed to retrieve preemption notice from coordination service",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.47,
+    fold="JAX's leader is gone",
+    title="task 0 of the JAX job, which coordinates the others, has ended or is not reached",
+    why="Where all tasks had done their work it is only the end: task 0 left first. Else its own log tells why it ended.",
+)
+says(
     "jax-task-silent",
     "task:{task:int} heartbeat timeout",
     role=S,
@@ -545,6 +558,26 @@ says(
     why="XLA takes its warning of a stuck thread back: all came, later than it had expected.",
 )
 says(
+    "xla-mesh-unreachable",
+    "Failed to connect to client mesh master: {host}",
+    "Check failed: impl_->channel->WaitForConnected(",
+    cause="net.master-unreachable",
+    strength=0.86,
+    title="torch_xla's mesh service is not reached: {host}",
+    why="The first process of xmp.spawn serves the others: it has ended, never began, or the call stands outside of xmp.spawn.",
+)
+says(
+    "xla-mesh-lost",
+    "Failed to meet rendezvous '{tag}': {error} (",
+    "Failed to retrieve mesh configuration: {error} (",
+    role=S,
+    cause="net.peer-lost",
+    strength=0.5,
+    fold="torch_xla's first process is gone",
+    title="torch_xla's first process, which the others meet at, is gone: {error}",
+    why="Its own exception stands elsewhere in the output, often above; where host memory ran out, the kernel's log tells.",
+)
+says(
     "xla-clique-stale",
     "Incarnation id {id:int} is stale",
     "Task with incarnation id {id:int} is not connected",
@@ -565,7 +598,11 @@ says(
     fold="gRPC cannot connect",
     title="the coordinator or GCS does not answer",
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
-    where=lambda groups, line: "heartbeat timeout" not in line,  # the coordinator itself tells of another task
+    where=lambda groups, line: (
+        "heartbeat timeout" not in line  # the coordinator itself tells of another task
+        and "preemption notice from coordination service" not in line
+        and "RPC to coordination service" not in line
+    ),
 )
 says(
     "ray-vanished",

@@ -63,6 +63,8 @@ says(
     "EMFILE",
     "received 0 items of ancdata",
     "Errno 24",
+    "system limit exceeded on number of pipes that can be open",  # Open MPI
+    "system limit exceeded on number of network connections that can be open",
     cause="sys.nofile",
     strength=0.95,
     title="too many open files",
@@ -83,6 +85,7 @@ says(
     "cgroup: fork rejected by pids controller",
     "std::system_error{}Resource temporarily unavailable",
     "RLIMIT_NPROC",
+    "system limit exceeded on number of processes that can be started",  # Open MPI
     "Resource temporarily unavailable",
     cause="sys.threads",
     strength=0.93,
@@ -132,13 +135,16 @@ says(
     "TaskOOM",
     "OutOfMemoryError: Task was killed",
     "Memory usage on the node",
+    "ran out-of-memory and exited with",  # Vertex AI, AI Platform
+    "Job exceeded a memory resource limit",  # Torque
     cause="sys.host-oom",
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)",
+            r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
         and not _NOBODY_KILLED.search(line)
@@ -177,7 +183,7 @@ says(
     "killed by signal 9",
     "exited with signal 9",
     "(signal: 9)",
-    "terminated with exit code -9",
+    "exit code -9",
     "SIGKILL",
     " Killed ",
     cause="sys.host-oom",
@@ -230,6 +236,20 @@ says(
     why="Ray warns of a disk that is 95 % full. It spills only when its store is full, too: nothing has failed yet.",
 )
 says(
+    "hung-task",
+    "blocked for more than {seconds:int} seconds",
+    "/proc/sys/kernel/hung_task_timeout_secs",
+    "task:{name:word} {}state:D",
+    why="A process waits in the kernel and cannot be interrupted; the stack below says for what (see the diagnosis of the same name).",
+)
+says(
+    "driver-frame",
+    "+0x{offset:hex}/0x{size:hex} [nvidia]",
+    "+0x{offset:hex}/0x{size:hex} [nvidia_uvm]",
+    "+0x{offset:hex}/0x{size:hex} [amdgpu]",
+    why="A function of the GPU's driver in a kernel stack.",
+)
+says(
     "fs-trouble",
     "Stale file handle",
     "nfs: server {server} not responding",
@@ -239,7 +259,6 @@ says(
     "Transport endpoint is not connected",
     "LustreError",
     "Lustre: {}was evicted",
-    "blocked for more than {seconds:int} seconds",
     "soft lockup",
     "rcu_sched self-detected stall",
     "Expected to find locked file",
@@ -276,9 +295,9 @@ says(
     cause="sys.clock-or-dns-or-fs",
     strength=0.8,
     title="a shared file system or the host hangs or fails",
-    why="The kernel or the program reports input/output trouble, a stale handle or a hung task.",
+    why="The kernel or the program reports input/output trouble or a stale handle.",
     where=lambda groups, line: (
-        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|\bUCX\b|status -3 \(", line)
+        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(", line)
     ),  # status -3: UCX's
 )
 

@@ -47,6 +47,17 @@ says(
     why="No active mlx5 port is visible to this process, or NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING name none that exists.",
 )
 says(
+    "nvshmem-connect",
+    "Error in mlx5dv_devx_obj_modify for",
+    "Error in mlx5dv_devx_obj_create for",
+    "NULL value Unable to create ah",
+    "NULL value Unable to create QP",
+    cause="ib.qp-connect",
+    strength=0.78,
+    title="NVSHMEM cannot connect the adapter's queue pairs",
+    why="The adapter refused the step that needs the peer's address (INIT2RTR) or the handle of an address: its GID index (NVSHMEM_IB_GID_INDEX on RoCE), a port that reaches no such peer, or a fabric without a route between these rails.",
+)
+says(
     "nvshmem-versions",
     "UID Bootstrap versions not compatible between PEs",
     "is not compatible with NVSHMEM version (",
@@ -97,6 +108,8 @@ says(
     "nvshmem initialization failed, exiting",
     "init failed for transport: ",
     "nvshmem detect topo failed",
+    "connect EPS failed",
+    "nvshmem setup connections failed",
     "building transport map failed",
     "Peer GPU {peer:int} is not accessible, exiting",
     role=Role.SYMPTOM,
@@ -107,6 +120,17 @@ says(
     why="NVSHMEM gave up after all its transports had refused; their own lines, just before, say why.",
 )
 
+# --- MSCCL++
+says(
+    "mscclpp-adapters",
+    "IB transport out of range: {wanted:int} >= {present:int}",
+    cause="ib.device-not-found",
+    strength=0.86,
+    title="MSCCL++ wants an adapter for each GPU of the host and finds {present}",
+    why="Rank n of a host takes the n-th RDMA device (MSCCLPP_HCA_DEVICES names others); this process sees fewer than it has ranks.",
+)
+
+# --- what NVSHMEM does without
 says(
     "nvshmem-does-without",
     "is not enumerated as an mlx5 device. Skipping",

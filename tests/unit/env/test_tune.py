@@ -29,6 +29,7 @@ from nccl_doctor.bench.tune import (
     usual_candidates,
 )
 from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
+from nccl_doctor.report.env import tuning_json, tuning_text
 from nccl_doctor.transport.base import ConnectOptions
 
 KEYS = [("allreduce", 1 << size) for size in range(16, 24)]
@@ -80,7 +81,7 @@ def test_a_gain_within_the_noise_is_not_claimed() -> None:
 
 def test_a_gain_that_the_noise_may_hide_does_not_make_the_default_best(monkeypatch: pytest.MonkeyPatch) -> None:
     result = tune([Candidate({"OMP_NUM_THREADS": "2"})], machine({}, noise=0.4), rounds=3)
-    assert result.trusted and result.best is None and not result.decided
+    assert result.trusted and result.best is None and tuning_json(result)["decided"] is False
     monkeypatch.setattr(tune_fleet, "tune_over", lambda *_, **__: result)
     cli._load_commands()
     done = CliRunner().invoke(cli.app, ["env", "tune", "allreduce"])
@@ -141,7 +142,10 @@ def test_a_loss_and_a_mixture_are_told() -> None:
     mixed: list[Times] = [
         {key: (150.0 if key == KEYS[0] else 80.0) + n + place / 10 for place, key in enumerate(KEYS)} for n in range(5)
     ]
-    assert tuning.judge(Candidate({"A": "1"}), base, mixed, 0.95).verdict is Verdict.MIXED
+    trial = tuning.judge(Candidate({"A": "1"}), base, mixed, 0.95)
+    assert trial.verdict is Verdict.MIXED and trial.overall is not None and trial.overall.faster
+    told = tuning_text(msgspec.structs.replace(result, trials=(trial,)))
+    assert "defaults are best: no candidate is faster beyond the noise and slower at no size" in told
 
 
 def test_a_failing_candidate_is_not_run_again() -> None:
@@ -223,14 +227,12 @@ def test_the_usual_candidates_pass_their_own_lint(backend: str, network: str) ->
 
 
 def test_the_report_says_what_was_found() -> None:
-    from nccl_doctor.report import env as report
-
     won = tune([Candidate({"A": "1"})], machine({"A=1": 0.7}), rounds=5)
-    text = report.tuning_text(won)
+    text = tuning_text(won)
     assert "export A=1" in text and "paired rounds" in text
-    assert report.tuning_json(won)["recommended"] == {"A": "1"}
+    assert tuning_json(won)["recommended"] == {"A": "1"}
     lost = tune([Candidate({"A": "1"})], machine({}), rounds=5)
-    assert "defaults are best" in report.tuning_text(lost) and report.tuning_json(lost)["recommended"] is None
+    assert "defaults are best" in tuning_text(lost) and tuning_json(lost)["recommended"] is None
 
 
 def test_where_no_candidate_could_be_measured_nothing_is_best(monkeypatch: pytest.MonkeyPatch) -> None:

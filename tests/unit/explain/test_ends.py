@@ -42,6 +42,32 @@ def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
     assert got.verdict is Verdict.UNDECIDED and "logs end there" in got.sentence
     assert "hang" in got.next[0] and all(item.confidence < 0.3 for item in got.causes)
     assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
+    before = "Downloading shards: 100%|####| 30/30 [00:10<00:00, 2.9it/s]\n"
+    assert explain_text(before + _SET_UP).verdict is Verdict.UNDECIDED
+    assert explain_text(_SET_UP + before).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "SystemExit: 1",
+        "ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready.",
+        "paddle.base.core.EnforceNotMet: (External) Something",
+        "RuntimeError: worker failed to start",
+    ],
+)
+def test_an_exception_that_ended_the_work_is_not_healthy_whatever_is_printed_behind_it(exception: str) -> None:
+    raised = (
+        "Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3.10/multiprocessing/connection.py", line 368, in _send\n'
+        "    n = write(self._handle, buf)\n"
+        f"{exception}\n"
+    )
+    chatter = "".join(f"run history {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+    got = explain_text(_STEPS + raised + chatter)
+    assert (got.verdict, _first(got)) == (Verdict.UNDECIDED, "app.rank-exception")
+    assert explain_text(_STEPS + raised + _STEPS).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -59,6 +85,29 @@ def test_a_line_of_code_is_no_step(code: str) -> None:
     assert progress.match("=== Epoch 3 === loss: 0.1 lr = 2e-4") is not None
 
 
+def test_ranks_that_were_started_anew_on_a_gpu_do_not_share_it() -> None:
+    aborted = "box:{pid}:9 [0] NCCL INFO comm 0x5 rank {rank} nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE\n"
+    twice = aborted.format(pid=70, rank=0) + aborted.format(pid=90, rank=1)
+    assert _first(explain_text(twice)) == "gpu.duplicate"
+    assert _first(explain_text(_SET_UP + twice)) != "gpu.duplicate"
+    assert _first(explain_text(twice.replace("box:", "localhost:"))) != "gpu.duplicate"
+
+
+@pytest.mark.parametrize(
+    ("library", "own"),
+    [
+        ("/opt/app/lib/libfold.so", True),
+        ("/opt/rocm/lib/librccl.so.1", False),
+        ("/opt/conda/lib/libmkl_core.so.2", False),
+        ("/usr/lib/x86_64-linux-gnu/libhwloc.so.15", False),
+    ],
+)
+def test_a_library_that_programs_are_built_upon_is_not_their_own_code(library: str, own: bool) -> None:
+    crash = f"==== backtrace ====\n 0 /lib64/libucs.so.0(+0x174b0) [0x2acbb246d4b0]\n 1 {library}(go+0xff3) [0x2acba2269ba3]\n"
+    got = explain_text(crash)
+    assert any("own code" in cause.title for cause in got.causes) is own
+
+
 _STORE_GONE = (
     "[2024-03-04 02:37:{second}] torch.distributed.elastic.rendezvous.dynamic_rendezvous: [WARNING] The node 'srv_9_0' has failed "
     "to send a keep-alive heartbeat to the rendezvous '7' due to an error of type RendezvousConnectionError.\n"
@@ -73,7 +122,7 @@ def test_an_end_that_is_older_than_the_trouble_above_it_is_another_jobs(second: 
 
 def test_steps_without_an_end_are_healthy_as_far_as_the_log_goes() -> None:
     got = explain_text(_SET_UP + _STEPS)
-    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they end while the work goes on")
+    assert got.verdict is Verdict.HEALTHY and got.sentence.endswith("they tell of steps and of no end")
     assert got.next == ("if the job stands still now: nccl-doctor hang --hosts HOSTFILE",)
     ended = explain_text(_SET_UP + _STEPS + "Training complete.\n")
     assert ended.sentence == "nothing in these logs failed" and not ended.next
@@ -226,8 +275,11 @@ def test_nvshmems_notices_are_harmless_where_the_tests_pass() -> None:
     assert explain_text(_NOTICES + _TESTED + _CLEAN_UP + "rc=0\n").verdict is Verdict.HEALTHY
     assert explain_text(_NOTICES + _TESTED + "rc=0\n").verdict is Verdict.HEALTHY
     assert explain_text(_NOTICES + _TESTED + _EXPERTS + "rc=1\n").verdict is not Verdict.HEALTHY
-    none = _NOTICES + "no active IB device that supports GPU-initiated communication is found\n"
+    none = "no active IB device that supports GPU-initiated communication is found\n"
     assert _first(explain_text(none)) == "ib.device-not-found"
+    assert _first(explain_text(_NOTICES + none)) == "ib.gdr"  # which refuse the GPU's memory
+    ends = explain_text(_NOTICES)
+    assert (ends.verdict, _first(ends)) == (Verdict.UNDECIDED, "ib.gdr")
 
 
 _SNAPSHOT = (

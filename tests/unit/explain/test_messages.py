@@ -237,6 +237,87 @@ MESSAGES = [
         "app.straggler-timeout",
         "[rank0] Downloading dataset 12% 3h left\n[rank1]:[E ProcessGroupNCCL.cpp:474] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BARRIER, Timeout(ms)=1800000) ran for 1800100 milliseconds",
     ),
+    (
+        "launch.world-size",
+        "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
+    ),
+    (
+        "launch.world-size",
+        "At least one of the requested hosts is not included in the current allocation.\n\nMissing requested host: gpu09",
+    ),
+    (
+        "launch.world-size",
+        "A request was made to bind to that would result in binding more\nprocesses than cpus on a resource:\n\n   Bind to:     CORE\n   Node:        gpu01",
+    ),
+    ("unrelated", "mpirun has detected an attempt to run as root.\n\nRunning as root is *strongly* discouraged"),
+    (
+        "unrelated",
+        'The value of the MCA parameter "plm_rsh_agent" was set to a path\nthat could not be found:\n\n  plm_rsh_agent: ssh : rsh',
+    ),
+    (
+        "unrelated",
+        "mpirun was unable to find the specified executable file, and therefore\ndid not launch the job.\n\nNode:       gpu01\nExecutable: -bind_to",
+    ),
+    (
+        "unrelated",
+        "PRTE was unable to open the hostfile:\n    hosts.txt\nCheck to make sure the path and filename are correct.",
+    ),
+    (
+        "net.master-unreachable",
+        "prterun was unable to reliably start one or more daemons.\nThis usually is caused by:\n\n* the inability to resolve specified hostnames",
+    ),
+    (
+        "net.firewall",
+        "ORTE is unable to establish a communication connection to the\nspecified daemon located on the indicated node:\n\n  my node:   gpu01\n  target node:  gpu02",
+    ),
+    (
+        "sw.library-conflict",
+        "Open MPI detected a mismatch in versions between two processes.  This\ntypically means that you executed mpirun from one\n  Local host:             gpu01\n  Peer host:              gpu02",
+    ),
+    (
+        "net.plugin",
+        "[gpu01:771] [[5120,1],3] selected pml ob1, but peer [[5120,1],0] on gpu02 selected pml ucx\nMPI_INIT has failed because at least one MPI process is unreachable\nfrom another.",
+    ),
+    (
+        "net.wrong-interface",
+        "MPI_INIT has failed because at least one MPI process is unreachable\nfrom another.  This *usually* means that an underlying communication",
+    ),
+    (
+        "net.plugin",
+        "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
+    ),
+    (
+        "net.peer-lost",
+        "An MPI communication peer process has unexpectedly disconnected.  This\nusually indicates a failure in the peer process\n  Local host: gpu01\n  Peer host:  gpu02",
+    ),
+    (
+        "sys.nofile",
+        "mpirun was unable to launch the specified application as it encountered an error:\n\nError: system limit exceeded on number of pipes that can be open\nNode: gpu01",
+    ),
+    (
+        "sys.threads",
+        "Error: system limit exceeded on number of processes that can be started\nNode: gpu01",
+    ),
+    (
+        "gpu.duplicate",
+        "ml.dmlc.xgboost4j.java.XGBoostError: [10:11:12] device_helpers.cu:64: Check failed: n_uniques == world (1 vs. 2) : Multiple processes within communication group running on same CUDA device is not supported",
+    ),
+    (
+        "gpu.fabric-manager",
+        "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
+    ),
+    (
+        "net.peer-lost",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/transport/tcp/pair.cc:498] optval == 0. 111 vs 0. SO_ERROR: Connection refused",
+    ),
+    (
+        "net.master-unreachable",
+        'Traceback (most recent call last):\n  File "/Users/kim/train.py", line 4, in <module>\n    world = mx.distributed.init(backend="ring")\nRuntimeError: [ring] Couldn\'t connect (error: 60)',
+    ),
+    (
+        "sw.nccl-bug",
+        "step 120 loss 2.31 it/s 1.2\nstep 121 loss 2.30 it/s 1.2\n[Tue Mar  4 10:00:01 2025] python3.11[4711]: segfault at 60 ip 00007f24b8cf2616 sp 00007ffc0f212680 error 4 in libc10_cuda.so[7f24b8cc8000+5c000]",
+    ),
 ]
 
 CASCADES = [
@@ -501,3 +582,35 @@ def test_cause_before_its_cascade(wanted: str, text: str) -> None:
 @pytest.mark.parametrize("name", sorted(ORDINARY))
 def test_ordinary_log_is_healthy(name: str) -> None:
     assert explain_text(ORDINARY[name]).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Model loaded successfully",
+        "Successfully opened dynamic library libcudart.so.10.1",
+        "rank 0: successfully connected to the master",
+        "<All keys matched successfully>",
+        "and therefore be able to run successfully.",
+        "Epoch 1/500",
+        "Epoch: [0]",
+        "  0%|          | 0/1000 [00:00<?, ?it/s]",
+        "Sanity Checking: 0it [00:00, ?it/s]",
+    ],
+)
+def test_what_is_told_before_the_first_step_is_no_progress(line: str) -> None:
+    """A job that hangs in its first collective has printed it too."""
+    assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Training finished successfully",
+        "Epoch 2/500",
+        "  1%|          | 10/1000 [00:05<09:10,  1.80it/s]",
+        "  0%|          | 0/1000 [00:00<?, ?it/s]  0%|          | 1/1000 [00:01<18:02,  1.08s/it]",
+    ],
+)
+def test_what_is_told_of_work_is_progress(line: str) -> None:
+    assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.HEALTHY

@@ -248,6 +248,16 @@ def test_harmless_lines_come_with_their_condition() -> None:
     [
         ("[W reducer.cpp:320] Warning: Grad strides do not match bucket view strides.", "layout in memory"),
         ("The current process just got forked, after parallelism has already been used.", "forked process"),
+        (
+            "WARNING: failed to open IMEX log file /var/log/nvidia-imex.log errno = No such file or directory",
+            "standard",
+        ),
+        (
+            "EDAC MC1: 1 CE memory read error on CPU_SrcID#1_MC#1_Chan#0_DIMM#0 (channel:0 slot:0)",
+            "announce its failure",
+        ),
+        ("nvidia 0000:18:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer", "nothing was lost"),
+        ("ERROR [9596:9598] [[SysMon]] Couldn't open CPU Vendor info file file '/sys/devices/soc0/soc_id'", "sysmon"),
     ],
 )
 def test_a_paste_of_nothing_but_harmless_lines_is_told_what_they_mean(line: str, meaning: str) -> None:
@@ -262,7 +272,24 @@ def test_a_bar_that_is_drawn_but_stands_at_zero_is_no_step() -> None:
     bar = "r0 Training Epoch:   0%|          | 0/188 [00:00<?, ?it/s]"
     got = explain_text(f"{bar}\nnode1:3183:3183 [0] NCCL INFO Bootstrap : Using eno1:10.2.1.19<0>\n")
     assert got.verdict is Verdict.UNDECIDED and any("nccl-doctor hang" in step for step in got.next)
-    assert explain_text(f"{bar.replace('0/188', '1/188').replace('<?', '<02:10')}\n").verdict is Verdict.HEALTHY
+    assert (
+        explain_text(f"{bar.replace('0/188 [00:00<?, ?it/s]', '1/188 [00:12<38:02, 12.2s/it]')}\n").verdict
+        is Verdict.HEALTHY
+    )
+
+
+def test_slurm_tells_why_it_created_no_step() -> None:
+    got = explain_text("srun: error: Unable to create step for job 29: Invalid generic resource (gres) specification\n")
+    assert got.causes[0].title.endswith(": Invalid generic resource (gres) specification")
+
+
+def test_links_of_gpus_that_dcgm_shows_down() -> None:
+    table = "|  NvLink Link Status  |\nGPUs:\n    gpuId 0:\n        {}\nNvSwitches:\n    physicalId 8:\n        D X\n"
+    assert explain_text(table.format("U D")).causes[0].title == "NVLinks of GPU 0 are down"
+    assert (
+        explain_text(table.format("U D")).causes[0].confidence > explain_text(table.format("D D")).causes[0].confidence
+    )
+    assert not explain_text(table.format("U X")).causes  # the ports of a switch are not all used
 
 
 def test_a_connection_that_nccl_gave_up_does_not_hang() -> None:
@@ -847,6 +874,16 @@ def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> Non
     assert next(item.when for item in told if item.when) == "08:55:28"
 
 
+def test_an_adapter_that_cannot_be_opened_is_passed_over_where_all_use_the_same() -> None:
+    refused = "h1:5:5 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_4\n"
+    uses = "h{}:5:5 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE {}; OOB eth0:10.0.0.{}<0>\n"
+    same = explain_text(refused + uses.format(1, "", 1) + uses.format(2, "", 2))
+    assert "ib.device-not-found" not in {cause.id for cause in same.causes}
+    more = explain_text(refused + uses.format(1, "", 1) + uses.format(2, "[1]mlx5_4:1/RoCE ", 2))
+    assert more.causes[0].id == "ib.device-not-found"
+    assert explain_text(refused).causes[0].id == "ib.device-not-found"
+
+
 def test_no_title_shows_a_hole() -> None:
     """Not every wording of a message says everything: what no line tells is left out with the words that lead to it."""
     dangling = re.compile(r"[{?]|\s[,:)]|[:,(] ?$|\b(?:to|at|towards)$")
@@ -1113,6 +1150,8 @@ def test_workers_that_found_their_place_later_were_placed() -> None:
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "sys.clock-or-dns-or-fs"),
         ("pkg/client: Failed to watch *v1.Foo: the server could not find the requested resource", "unrelated"),
         ("grpc: call failed: invalid usage of this option", "gpu.duplicate"),
+        ("train.py: error: argument --lora-rank: expected one argument", "launch.env-missing"),
+        ("printing NCCL_DEBUG ERROR lines only", "net.plugin"),
     ],
 )
 def test_what_other_programs_say_is_no_cause(line: str, cause: str) -> None:
