@@ -149,7 +149,7 @@ def conclude(
     found = verdicts(ground, plan.collectives)
     hosts = tuple(sorted(world.per_host))
     findings = [
-        *failures(facts, lost or {}, {name: host.addresses for name, host in prepared.items()}),
+        *failures(facts, lost, {name: host.addresses for name, host in prepared.items()}),
         *wrong_results(facts),
         *slow_hosts(facts, _lone_link(baseline) if not trouble else 0.0),
         *(path_findings(path, world, prepared) if path.proved else ()),

@@ -147,7 +147,7 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
     missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
-        yield f"collect the logs of {_named(missing)}: nothing that it said is among these, and the others only waited"
+        yield f"collect the logs of {_named(missing)}: these hold nothing that was said there, and the others only waited"
     elif best and best.id == "app.rank-exception":
         who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
@@ -159,7 +159,7 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.hang.only_began:
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
-    if case.hang.only_began or (seen and verdict is Verdict.UNDECIDED and not best):
+    if verdict is Verdict.UNDECIDED and (case.hang.only_began or (seen and not best)):
         yield f"if the job stands still: {_HANG}"
         yield "if it went on: give explain its own output as well"
     if not seen and not _without_nccl(case, verdict, best):

@@ -114,7 +114,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
     elif hit.signature == "ray-vanished":
         before = case.hits("watchdog-timeout", "watchdog-down")
         dead = _DEAD_WORKER.search(hit.text)
-        if dead and any(f"pid={dead[1]}," in one.text or f"pid={dead[1]})" in one.text for one in before):
+        if dead and any(one.pid == dead[1] for one in before):
             return True  # Ray passes a worker's last words on when it may have told of its end already
     else:
         return False
@@ -182,7 +182,7 @@ def _last_resort(case: Case) -> list[Candidate]:
 
 _HOLE = re.compile(r"\{(\w+)\}")
 # What a title says of a hole, with the words that lead to it: left out where no line tells it.
-_SAID = re.compile(r"(?:: | \(\w+ | (?:at|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
+_SAID = re.compile(r"(?:: | \(\w+ | (?:at|on|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
 
 
 def _title(template: str, hits: list[Hit]) -> str:

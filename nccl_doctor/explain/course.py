@@ -90,11 +90,7 @@ class Course:
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
         case, worst = self._case, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
-        ends = {
-            hit.file: hit.line
-            for hit in (*self._run_ended, *case.lasts("run-ended"))
-            if place(hit) not in self._of_another
-        }
+        ends = {file: max(end.line for end in told) for file, told in self._run_ended.items()}
         for end in case.lasts("exit-zero"):
             worked = self._last_step_before("exit-zero", end.file)
             if worked >= worst.get(end.file, 0) + LINES_AFTER:
@@ -103,24 +99,27 @@ class Course:
         return bool(ends) and all(line < ends.get(file, -1) for file, line in worst.items()) and not self.left_out
 
     @functools.cached_property
-    def _run_ended(self) -> list[Hit]:
-        return [end for end in self._case.hits("run-ended") if place(end) not in self._of_another]
+    def _run_ended(self) -> dict[str, list[Hit]]:
+        """Where the run is said to be over, by file."""
+        told = (*self._case.hits("run-ended"), *self._case.lasts("run-ended"))
+        return by_file(end for end in told if place(end) not in self._of_another)
 
     @functools.cached_property
     def _of_another(self) -> set[tuple[str, int]]:
         """Good ends that stand below a trouble and are older than it, by the clock: of another job, whose log was pasted below."""
         case = self._case
-        told = [hit for signature in case.seen(Role.CAUSE, Role.SYMPTOM) for hit in case.hits(signature.name)]
-        return {
-            place(end)
-            for end in (*case.hits("run-ended"), *case.lasts("run-ended"))
-            if any(later(end, hit) and hit.host in ("", end.host) and _after(hit, end, _PASTED) for hit in told)
-        }
+        told = by_file(hit for signature in case.seen(Role.CAUSE, Role.SYMPTOM) for hit in case.hits(signature.name))
+
+        def below_a_younger(end: Hit) -> bool:
+            above = (hit for hit in told.get(end.file, ()) if hit.line < end.line and hit.host in ("", end.host))
+            return any(_after(hit, end, _PASTED) for hit in above)
+
+        return {place(end) for end in (*case.hits("run-ended"), *case.lasts("run-ended")) if below_a_younger(end)}
 
     @functools.cached_property
     def left_out(self) -> set[str]:
         """Hosts with a trouble that, by its time, came after the end that others tell of, whatever stands first in their file."""
-        ends = by_file(self._case.hits("run-ended"))
+        ends = self._run_ended
         return {hit.host for hit in self.troubles if hit.file in ends and _after_all(hit, ends[hit.file])}
 
     @functools.cached_property
@@ -131,11 +130,11 @@ class Course:
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        case, ends = self._case, self._run_ended
+        case = self._case
         troubles = [
             item.hit
             for item in case.summary.tracebacks
-            if item.type and not case.exceptions.is_harmless(item) and not self._stopped_after_end(item.hit)
+            if not case.exceptions.is_harmless(item) and not self._stopped_after_end(item.hit)
         ]
         for signature in case.seen(Role.CAUSE, Role.SYMPTOM):
             name = signature.name
@@ -143,7 +142,7 @@ class Course:
             troubles.extend(
                 hit
                 for hit in [*case.hits(name), *case.lasts(name)]
-                if not (late and any(self._shut_down(end, hit) for end in ends))
+                if not (late and any(self._shut_down(end, hit) for end in self._run_ended.get(hit.file, ())))
             )
         return troubles
 
@@ -179,9 +178,7 @@ class Course:
         return bool(lasts) and all(self._overcome(name, last) for last in lasts)
 
     def _overcome(self, name: str, last: Hit) -> bool:
-        if name == "master-refused" and any(
-            last.file == one.file and last.line < one.line for one in self._case.hits("watchdog-timeout")
-        ):
+        if name == "master-refused" and any(later(one, last) for one in self._case.hits("watchdog-timeout")):
             return True  # a collective comes after the rendezvous
         if name in _RETRIES:
             return self.outlived(last)
@@ -200,23 +197,19 @@ class Course:
 
     def resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
-        step = self._case.last("progress")
-        return step is not None and any(
-            step.file == one.file == hit.file and hit.line < one.line < step.line for one in self._case.hits("resumed")
-        )
+        step = self._case.last("progress", hit.file)
+        return step is not None and any(later(one, hit) and later(step, one) for one in self._case.hits("resumed"))
 
     def _stopped_after_end(self, hit: Hit | None) -> bool:
         """Whether somebody stopped the program just after it had said that its run was over."""
         if hit is None or not STOPPED.search(hit.text):
             return False
-        ends = [self._case.last("run-ended"), *self._case.hits("run-ended")]
-        return any(end and end.file == hit.file and 0 < hit.line - end.line <= _SOON for end in ends)
+        return any(0 < hit.line - end.line <= _SOON for end in self._run_ended.get(hit.file, ()))
 
     def _shut_down(self, end: Hit, hit: Hit) -> bool:
-        """Whether this end was the end of what ``hit`` tells of: no work was done between the two."""
-        step = self._case.last("progress")
-        went_on = step is not None and step.file == end.file and end.line + _SOON < step.line < hit.line
-        return end.file == hit.file and not went_on
+        """Whether this end, in the file of ``hit``, was the end of what that tells of: no work was done between the two."""
+        step = self._case.last("progress", hit.file)
+        return step is None or not end.line + _SOON < step.line < hit.line
 
     def _stepped_on(self, hit: Hit) -> bool:
         """Whether a rank went a whole step further: after this line two reports of one shape, or a step and a good end."""

@@ -14,6 +14,7 @@ from nccl_doctor.explain.model import Hit, Role, Traceback
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
 
+# Of launchers, and of frameworks that wrap any error of their own or another process so (EnforceNotMet: Paddle).
 LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
@@ -56,10 +57,23 @@ class Exceptions:
         for item in self._case.summary.tracebacks:
             if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or _is_of_a_pipe(item):
                 continue
-            if _WRAPPED.search(item.message[:400]) or self._only_logged(item) or self._waited_for_worker(item):
+            if (
+                _WRAPPED.search(item.message[:400])
+                or self._passes_on(item)
+                or self._only_logged(item)
+                or self._waited_for_worker(item)
+            ):
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._case.ranked(item.hit)))
         return kept
+
+    def _passes_on(self, item: Traceback) -> bool:
+        """Whether torch's distributed checkpoint, which raises on every rank what some raised, tells theirs behind it."""
+        later = range(item.hit.line + 1, item.hit.line + _BEHIND)
+        return item.type.endswith("CheckpointException") and any(
+            other.type and other.hit.file == item.hit.file and other.first_line in later
+            for other in self._case.summary.tracebacks
+        )
 
     def _waited_for_worker(self, item: Traceback) -> bool:
         """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""

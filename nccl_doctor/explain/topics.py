@@ -115,7 +115,7 @@ _FAILURE_WORDS = re.compile(
     r"Traceback \(most recent|\b(?:ERROR|FATAL|CRITICAL)\b|\bError executing\b|^Error: |NCCL WARN|[Ff]ailed\b|\bFAILED\b|core dumped|Aborted|"
     r"terminate called|\bdied\b|terminated with (?:exit )?(?:code|signal)|exited with (?:exit )?(?:code|status) -?[1-9]|"
     r"\b[Kk]illed\b|[Ss]egmentation fault|\bCANCELLED\b|\bTerminated\b|\b[Aa]borted\b|\bpanic\b|\bcrash(?:ed)?\b|"
-    r"\b(?:vanished|disappeared)\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bstill no\b|^\^C\s*$|"
+    r"\b(?:vanished|disappeared|lost (?:communication|connection))\b|\b(?:hangs|hanging|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bstill no\b|^\^C\s*$|"
     r"\bexceeded\b|\bunreachable\b|not responding|\b[Tt]imed out\b|(?:exit|return) (?:code|status):? -?[1-9]|\(exit -?[1-9]|"
     r"\baborting\b|TERM_[A-Z]+LIMIT|"
     r"^(?:\W?\S{1,60}\W?\s)?[\w.]{0,80}[a-z]Error: ",

@@ -53,6 +53,10 @@ def _failure_seen(case: Case) -> bool:
     caught = case.exceptions.caught
     if any(place(hit) not in caught for symptom in symptoms for hit in case.hits(symptom.name)):
         return True
+    causes = [signature for signature in case.seen(Role.CAUSE) if signature not in outlived]  # too weak for a verdict
+    lasts = [hit for cause in causes for hit in case.lasts(cause.name) if place(hit) not in caught]
+    if any(topics.says_failure(hit.text) and not case.course.outlived(hit) for hit in lasts):
+        return True
     calm = {
         place(hit)
         for signature in case.seen(Role.HARMLESS, Role.PROGRESS, Role.END)

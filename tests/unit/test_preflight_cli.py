@@ -185,6 +185,7 @@ def test_a_report_of_a_saved_run_decides_as_preflight_does_under_the_policy(tmp_
     for policy, reason in (
         ("min-hosts = 3", "3 of 4 hosts are good, 3 needed"),
         ("min-hosts = 3\nrequire = ['gpus=8,shm=1G']", "0 of 4 hosts are good, 3 needed"),
+        ("strict = true\nseverity = {'net.hostname-resolution' = 'warn'}", "3 of 4 hosts are good, 4 needed"),
     ):
         (tmp_path / "nccl-doctor.toml").write_text(policy)
         words = [sys.executable, "-m", "nccl_doctor", "report", bundle, "--format", "json"]

@@ -10,6 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Traceback
+from nccl_doctor.explain.readers import prefix
 
 # Exceptions that say "the program, its installation or its arguments are wrong" rather than "this rank met bad data".
 _SETUP = re.compile(
@@ -53,7 +54,10 @@ def _title(item: Traceback, ranks: set[int]) -> str:
         listed = sorted(ranks)
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
     where = f" at {item.where}" if item.where else ""
-    message = f": {shortened(item.message, 120)}" if item.message else ""
+    told = item.message
+    if told.endswith(":") and item.more:
+        told = f"{told} {prefix.parse(item.more[0].text).body.strip()}"
+    message = f": {shortened(told, 120)}" if told else ""
     return f"{who}raised {item.type}{message}{where}"
 
 
@@ -194,8 +198,18 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
-    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say."""
-    cut = [item for item in case.summary.tracebacks if not item.type and not case.exceptions.is_of_launcher(item)]
+    """A traceback whose exception line is missing: the log is cut there. Something was raised; what, it does not say.
+
+    Behind a watchdog's time-out it is what the ranks raise whose communicator the watchdog aborted.
+    """
+    timed_out = case.hits("watchdog-timeout")
+    cut = [
+        item
+        for item in case.summary.tracebacks
+        if not item.type
+        and not case.exceptions.is_of_launcher(item)
+        and not any(hit.file == item.hit.file and hit.line < item.first_line for hit in timed_out)
+    ]
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = _evidence(cut)

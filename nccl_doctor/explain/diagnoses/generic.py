@@ -432,9 +432,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
-    of_launcher = {(hit.file, hit.line) for hit in hits}
-    own_words = [hit for hit in gave_up(case, ranks) if (hit.file, hit.line) not in of_launcher]
-    said = own_words or [hit for hit in gave_up(case, None) if (hit.file, hit.line) not in of_launcher]
+    of_launcher = set(map(place, hits))
+    own_words, words = ([hit for hit in gave_up(case, of) if place(hit) not in of_launcher] for of in (ranks, None))
+    said = own_words or words
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"
         yield Candidate("app.rank-exception", 0.6 if own_words else 0.46, title, [*said, *hits], ranks)
@@ -550,7 +550,9 @@ _WAITS = re.compile(
 @diagnosis
 def last_line_waits(case: Case) -> Iterable[Candidate]:
     """The log ends while the program says that it waits for other ranks: who does not come, only their logs can say."""
-    ends = [hits[-1] for hits in case.summary.tails.values() if hits and _WAITS.search(hits[-1].text)]
+    calm = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.lasts(harmless.name)}
+    last = [hits[-1] for hits in case.summary.tails.values() if hits]
+    ends = [hit for hit in last if _WAITS.search(hit.text) and place(hit) not in calm]
     if ends and not case.course.recovered:
         for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
             title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable
@@ -278,4 +279,38 @@ def node_check(case: Case) -> Iterable[Candidate]:
                 [hit, *(detail if dcgm else ())],
                 hosts=hosts_of([hit]),
             )
+            return
+
+
+_P2P_ROW = re.compile(r"(?:^|\s)\d+((?:\s+\d+\.\d+)+)\s*$")
+_P2P_SLOWER = 0.5  # of the way through host memory: what peer-to-peer is for is to be faster than that
+
+
+@diagnosis
+def peer_to_peer_is_slower(case: Case) -> Iterable[Candidate]:
+    """p2pBandwidthLatencyTest moves less with peer-to-peer than without: it is redirected (ACS, IOMMU, a virtual machine)."""
+    headings, rows = case.hits("p2p-bandwidth"), case.hits("p2p-bandwidth-rows")
+    for off, on in itertools.pairwise(headings):
+        if (off.groups["state"], on.groups["state"]) != ("Disabled", "Enabled") or off.file != on.file:
+            continue
+        without, with_p2p = (
+            [
+                (hit, [float(cell) for cell in found.group(1).split()])
+                for hit in below(heading, headings, rows)
+                if (found := _P2P_ROW.search(hit.text))
+            ]
+            for heading in (off, on)
+        )
+        slower = [
+            (hit, other[0])
+            for number, ((hit, speeds), other) in enumerate(zip(with_p2p, without, strict=False))
+            if any(
+                at != number and speed < _P2P_SLOWER * host
+                for at, (speed, host) in enumerate(zip(speeds, other[1], strict=False))
+            )
+        ]
+        if slower:
+            title = "with peer-to-peer these GPUs move less than half of what they move through host memory: it is redirected"
+            proof = [hit for pair in slower for hit in pair]
+            yield Candidate("gpu.p2p", 0.88, title, [*proof, on, off], hosts=hosts_of(proof))
             return

@@ -278,7 +278,7 @@ def _timeouts(report: Report) -> Conclusion:
 def _breaks_off() -> Conclusion:
     return Conclusion(
         kind=Kind.INCOMPLETE,
-        title="the RAS report breaks off before its warnings, so it does not say that nothing is wrong",
+        title="the RAS report breaks off, or accuses processes in words that are not known: it does not say that nothing is wrong",
         evidence=(),
         confidence=0.0,
         next="take the RAS report again, to its end: ncclras -v",

@@ -53,7 +53,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
     timestamp: str = ""
     source: str = ""
-    complete: bool = True  # False: the text breaks off before its Warnings section
+    complete: bool = True  # False: the text breaks off before its Warnings, or accuses somebody who could not be read
     dead: tuple[Worker, ...] = ()
     silent: tuple[Worker, ...] = ()  # processes whose RAS thread did not answer
     missing_ranks: dict[str, tuple[Worker, ...]] = {}  # communicator -> its ranks of which nothing is known
@@ -128,6 +128,7 @@ class _TextReader:
         self.communicator = ""
         self.error = ""
         self.complete = False
+        self.accused: set[tuple[str, str]] = set()  # sections about processes, and their communicators, that were begun
         self.timeouts = (0, "")
         # By section and communicator, which is empty where a section is about processes.
         self.workers: dict[str, dict[str, list[Worker]]] = {"DEAD": {}, "INCOMPLETE": {}, "ERROR": {}}
@@ -136,9 +137,10 @@ class _TextReader:
     def read(self, lines: list[tuple[int, str]]) -> Report:
         for number, line in lines:
             self._line(number, line)
+        unread = any(not self.workers[section].get(communicator) for section, communicator in self.accused)
         return Report(
             source=self.source,
-            complete=self.complete,
+            complete=self.complete and not unread,
             dead=tuple(self.workers["DEAD"].get("", ())),
             silent=tuple(self.workers["INCOMPLETE"].pop("", ())),
             missing_ranks={name: tuple(items) for name, items in self.workers["INCOMPLETE"].items()},
@@ -169,6 +171,8 @@ class _TextReader:
             self.section = ""
         elif line.startswith("Warnings"):
             self.section, self.complete = "", True
+        if self.section in self.workers:
+            self.accused.add((self.section, self.communicator))
 
     def _worker_line(self, number: int, line: str) -> None:
         reported = _REPORTED.match(line)
@@ -192,9 +196,8 @@ class _TextReader:
             return
         worker = _worker(number, line, "")
         operation = 0 if head.group("none") else _number(head.group("operation"))
-        if (
-            worker is not None and operation is None and not head.group("status")
-        ):  # "Rank 3 -- GPU ..." belongs to the line above it
+        # "Rank 3 -- GPU ..." belongs to the line above it.
+        if worker is not None and operation is None and not head.group("status"):
             if sides:
                 sides[-1] = msgspec.structs.replace(sides[-1], workers=(*sides[-1].workers, worker))
             return

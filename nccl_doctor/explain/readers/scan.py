@@ -237,6 +237,7 @@ class Scanner:
             self._count_busy(live, False)
             return False
         trouble, said = False, self._kept.said(text, number)
+        self._tracebacks.attribute(said)
         for signature, groups in matches:
             self._kept.add(signature, groups, said, times)
             said.known.append(signature.name)

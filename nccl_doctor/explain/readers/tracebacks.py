@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from nccl_doctor.explain.model import Hit, Traceback
-from nccl_doctor.explain.readers import records
+from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.readers.kept import QUOTE_LIMIT, Kept, Said
 from nccl_doctor.explain.summary import KEEP_TRACEBACKS
 
@@ -23,6 +23,7 @@ _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich d
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
+_OF_RANK = re.compile(r"\(RANK (\d{1,6})\)\s*$")  # torch's distributed checkpoint tells on every rank what one raised
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
 _REPEATED = re.compile(r" \[repeated [0-9]{1,9}x across cluster\].*")  # Ray tells a line of many workers once
@@ -55,16 +56,23 @@ class Tracebacks:
         self._told: dict[str, tuple[int, str]] = {}
         # A traceback just begun: its process, its key in _open, its line.
         self._begun: tuple[str, str, int] | None = None
+        self._passed_on: dict[str, int] = {}  # by process, the rank whose traceback it tells
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
 
     def reading(self) -> bool:
         """Whether every line has to be shown, whatever it holds."""
         return bool(self._open or self._ended)
 
+    def attribute(self, said: Said) -> None:
+        """Give a line the rank that said it, where it is of a traceback that another rank only passes on."""
+        key = _process(said.line)
+        if key in self._passed_on:
+            said.line.key, said.line.rank = key, self._passed_on[key]
+
     def take(self, said: Said) -> None:
         """Look at one line."""
         line = said.line
-        key = line.key or (str(line.rank) if line.rank is not None else "")
+        process = key = _process(line)
         if "exception-ignored" in said.known:
             self._ignored.add(key)
         if records.MARK in line.body:
@@ -78,10 +86,13 @@ class Tracebacks:
         block = self._open.get(key)
         if block is not None:
             self._inside(block, key, said)
+            if key not in self._open:
+                self._passed_on.pop(process, None)
             return
         if key in self._ended:
             index, indent = self._told.get(key, (-1, ""))
-            if index >= 0 and body.removeprefix(indent)[:1] in " \t" and body.strip():
+            goes_on = body.removeprefix(indent)[:1] in " \t" or self._is_announced(index)
+            if index >= 0 and goes_on and body.strip():
                 self._goes_on(index, said)
             elif body.strip():
                 self._ended.discard(key)
@@ -102,6 +113,9 @@ class Tracebacks:
         mixed = key in self._open
         if mixed:
             self._cut(key)
+        self._passed_on.pop(process, None)
+        if (told := _OF_RANK.search(said.line.body)) is not None:
+            self._passed_on[process] = int(told.group(1))
         if len(self._open) < OPEN_LIMIT and len(self._found) < KEEP_TRACEBACKS:
             hit = self._kept.hit("traceback", said)
             self._open[key] = _Open(hit, indent, mixed, process in self._ignored)
@@ -169,6 +183,10 @@ class Tracebacks:
                 )
             )
 
+    def _is_announced(self, index: int) -> bool:
+        """Whether this exception's message ends with a colon, and what it announces has not come yet."""
+        return index >= 0 and self._found[index].message.endswith(":") and not self._found[index].more
+
     def _goes_on(self, index: int, said: Said) -> None:
         item = self._found[index]
         if len(item.more) < MESSAGE_LINES:
@@ -200,6 +218,10 @@ class Tracebacks:
             hit = self._kept.hit("exception", said)
             message = _message(found.group(2) or "")
             self._found.append(Traceback(body.split(":")[0], message, hit, said.number, known=tuple(said.known)))
+
+
+def _process(line: prefix.Line) -> str:
+    return line.key or (str(line.rank) if line.rank is not None else "")
 
 
 def _message(text: str) -> str:

@@ -121,6 +121,16 @@ says(
     ),
 )
 says(
+    "data-worker-gone",
+    "background workers are no longer alive",  # batchgenerators, nnU-Net
+    "Background workers died. Look for the error message",
+    "One of the subprocesses has abruptly died during map operation",  # datasets
+    cause="app.dataloader-worker",
+    strength=0.66,  # its own error, if one stands above, says more
+    title="a background worker that prepares data has died: of memory or /dev/shm, or of an error of its own",
+    why="The library looks whether its worker processes live, and cannot say what they died of.",
+)
+says(
     "loader-bus-error",
     "DataLoader worker (pid {pid:int}) is killed by signal: Bus error",
     cause="sys.shm",
@@ -501,6 +511,14 @@ says(
 )
 
 says(
+    "ddp-device-ids",
+    "device_ids and output_device arguments only work with",
+    cause="app.bad-tensor",
+    strength=0.88,
+    title="DDP got device_ids for a model that does not lie on that one GPU: it is on the CPU, or over several",
+    why="model.to(local_rank) belongs before DistributedDataParallel; a model over several devices takes no device_ids.",
+)
+says(
     "devices-differ",
     "Expected all tensors to be on the same device",
     cause="app.bad-tensor",
@@ -526,6 +544,15 @@ says(
     strength=0.72,
     title="shapes or data types of tensors do not fit",
     why="An operation got tensors whose shapes or types do not fit.",
+)
+says(
+    "tensor-meets-dtensor",
+    "got mixed torch.Tensor and DTensor",
+    cause="app.bad-tensor",
+    strength=0.86,
+    title="an operation got a plain tensor and a DTensor: what FSDP2 or tensor parallelism sharded met what it did not",
+    why="DTensor's operators take no plain tensors: a weight, buffer, input or optimizer state lies outside of what was "
+    "sharded, or code calls a submodule past the forward of the module that was wrapped.",
 )
 says(
     "cuda-env",

@@ -69,6 +69,16 @@ says(
     why="The reducer found no gradient, or another tensor than its bucket's view: a hook or the optimizer replaced it.",
 )
 says(
+    "zero3-out-of-step",
+    "still have inflight params",
+    "ZeroParamStatus.AVAILABLE, param.ds_summary()",
+    cause="app.rank-exception",
+    strength=0.76,
+    title="DeepSpeed ZeRO-3 gathered other parameters than the step used (stage3_prefetch_bucket_size 0 avoids it)",
+    why="ZeRO-3 fetches parameters ahead in the order that it recorded. Modules that run by the data (experts, a part left "
+    "out, generation between steps) break that order; set_z3_leaf_modules takes such a part as one.",
+)
+says(
     "deserialize-without-gpu",
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
@@ -272,6 +282,7 @@ says(
     "nccl{call:word} failed: invalid usage",  # Horovod
     "NCCL operation {call} failed: invalid usage",  # XLA
     "invalid usage (run with NCCL_DEBUG",
+    ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     cause="gpu.duplicate",

@@ -977,3 +977,9 @@ says(
     why="A row of nvidia-smi topo -m.",
     where=lambda groups, line: re.search(r"^\W*GPU\d+\s", line) is not None,
 )
+says(
+    "p2p-bandwidth",
+    "directional P2P={state:word} Bandwidth ",
+    why="A matrix of p2pBandwidthLatencyTest (CUDA's samples): what each GPU moves to each other one, with peer-to-peer or without.",
+    rows=17,
+)

@@ -397,6 +397,12 @@ says(
     why="NCCL goes on without CUDA's driver interface (no cuMem, no DMA-BUF). Releases up to 2.20 look for libcuda.so, which many containers and WSL2 lack, not for libcuda.so.1.",
 )
 says(
+    "kernel-called-old",
+    "which is below the recommended minimum of {wanted}; this can cause the process to hang",
+    role=H,
+    why="Accelerate says so on every kernel before 5.5, those of enterprise distributions too. It has seen nothing hang.",
+)
+says(
     "tokenizers-forked",
     "The current process just got forked, after parallelism has already been used",
     role=H,

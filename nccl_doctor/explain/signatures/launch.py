@@ -50,6 +50,19 @@ says(
     title="the launcher's variables are missing (RANK, WORLD_SIZE, MASTER_ADDR...)",
     why="The script was started without torchrun (or the like), so nobody set them.",
 )
+_OF_STREAMING = re.compile(r"\d{6}_[a-z_]+$")
+says(
+    "streaming-shared-memory-exists",
+    "File exists: '/{name}'",
+    "Reused local directory: {mine} vs {theirs}",
+    cause="launch.env-missing",
+    strength=0.62,
+    title="each rank's StreamingDataset takes itself for its host's first (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE "
+    "unset when it is made), or an earlier run left its shared memory (clean_stale_shared_memory())",
+    why="MosaicML's streaming names its shared memory /000000_locals and so on; the first rank of a host alone makes it, "
+    "and it learns which one that is from the launcher's variables.",
+    where=lambda groups, line: "name" not in groups or _OF_STREAMING.match(groups["name"]) is not None,
+)
 says(
     "local-rank-argument",
     "unrecognized arguments: --local{}rank={rank:int}",
@@ -81,6 +94,14 @@ says(
     title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
     why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
 )
+
+
+def _more_than_the_world(line: str) -> bool:
+    """Whether a store's barrier counted more processes than it waits for."""
+    told = re.search(r"world_size=(\d+), (?:worker_count|num_workers_joined)=(\d+)", line)
+    return told is not None and int(told[2]) > int(told[1])
+
+
 says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
@@ -93,6 +114,17 @@ says(
     strength=0.76,
     title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
+    where=lambda groups, line: not _more_than_the_world(line),
+)
+says(
+    "joined-too-many",
+    "(world_size={world:int}, worker_count={joined:int}",
+    "(world_size={world:int}, num_workers_joined={joined:int}",
+    cause="launch.world-size",
+    strength=0.8,
+    title="more processes came to the store than the group has ranks, {joined} for {world}: each was told a world size of its own, or another job uses this port",
+    why="Processes that are started one by one, without a launcher, each with WORLD_SIZE=1; two jobs with one MASTER_PORT; or a store that outlived a restart.",
+    where=lambda groups, line: _more_than_the_world(line),
 )
 says(
     "rdzv-timeout",
@@ -328,6 +360,10 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
+# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
+_ONE_OF_MANY = re.compile(
+    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+)
 # A list of signals that a program handles (torchrun tells its own), and a daemon's reload
 _NO_HANGUP = re.compile(r"SIG(?!HUP|NAL)[A-Z]{3}|\b(?:[Rr]e-?(?:load|open|configur|start)|[Rr]otat|[Ii]gnor)")
 says(
@@ -368,10 +404,6 @@ says(
     ),
     why="The command was given a time limit by whoever typed it (timeout(1)): that it was stopped says that it hung, or was slow.",
     where=lambda groups, line: "limit" not in groups or _WITH_LIMIT.search(line) is not None,
-)
-# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
-_ONE_OF_MANY = re.compile(
-    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
 )
 # gRPC's status of a call that took too long, by the names of Rust's, Go's and C++'s library
 _OF_A_CALL = re.compile(r"(?:status: |code = |StatusCode\.)DeadlineExceeded")

@@ -102,6 +102,16 @@ says(
     why="Another process (an older job, or a second rank 0) holds the port.",
     where=lambda groups, line: "ignoring the error" not in line,
 )
+says(
+    "port-reserved",
+    "[WinError 10013]",
+    "errno: 10013 - ",
+    "system error: 10013 - ",
+    cause="net.port-in-use",
+    strength=0.82,
+    title="Windows does not lend out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
+    why="WSAEACCES on bind or connect. With another --master-port, outside of the ranges shown, it works.",
+)
 
 # --- NCCL and Gloo sockets
 says(
@@ -169,12 +179,31 @@ says(
     "returned Connection refused, exceeded error retry count",
     "dest_addr={address}) failed: Connection refused",  # UCX
     "_complete_connect] connect() to {address} failed: Connection refused",  # Open MPI
+    "ECONNREFUSED: connection refused",  # TensorPipe, of torch.distributed.rpc
+    "Connection refused (this error originated at tensorpipe/",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
     fold="connections refused",
     title="connections to {address} are refused: no process listens there (any more)",
     why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
+)
+says(
+    "rpc-listen",
+    "In initFromLoop at {place}/transport/uv/listener.cc",
+    cause="net.hostname-resolution",
+    strength=0.8,
+    title="TensorPipe (torch.distributed.rpc) cannot listen on what this host's own name resolves to: TP_SOCKET_IFNAME names the interface instead",
+    why="The name resolves to a link-local address, or to one that this host does not have.",
+)
+says(
+    "ps-lite-address",
+    "Check failed: !ip.empty() failed to get ip",
+    "Check failed: (my_node_.port) != (-1) bind failed",
+    cause="net.wrong-interface",
+    strength=0.76,
+    title="ps-lite (MXNet, BytePS) has no address to bind to: DMLC_INTERFACE without one, DMLC_PS_ROOT_URI not the scheduler's own, or its port taken",
+    why="The scheduler binds to DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, the others to the address of DMLC_INTERFACE (else of the first interface that has one).",
 )
 says(
     "connect-retry",

@@ -170,9 +170,10 @@ says(
     "use_libuv was requested but PyTorch was buil{}without libuv support",
     "makeDeviceForHostname(): unsupported gloo device",
     "makeDeviceForInterface(): unsupported gloo device",
+    "No rendezvous handler for {scheme:word}://",
     cause="sw.no-nccl-backend",
     strength=0.93,
-    title="this build of torch lacks a part of torch.distributed (libuv, or Gloo's transport), as builds for Windows do",
+    title="this build of torch lacks a part of torch.distributed (libuv, Gloo's transport or the store's rendezvous), as builds for Windows do",
     why="torch's store takes libuv unless USE_LIBUV=0; GlooDeviceFactory finds no transport that was compiled in.",
 )
 says(
@@ -237,6 +238,7 @@ says(
     "exitcode: -11",
     "return code = -11",
     "died with <Signals.SIGSEGV",
+    "terminated with signal SIGSEGV",
     "exit code 139",
     "exit code -11",
     "*** Process received signal ***",

@@ -193,6 +193,15 @@ says(
     where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
 )
 
+says(
+    "paging-file",
+    "The paging file is too small for this operation to complete",
+    "[WinError 1455]",
+    cause="sys.host-oom",
+    strength=0.92,
+    title="Windows can commit no more memory: its paging file is too small for so many processes",
+    why="Every process, a DataLoader's workers too, commits memory of its own for the libraries of CUDA that it loads: fewer workers, or a larger paging file.",
+)
 SHELL_KILLED = re.compile(  # in a paste, perhaps in bold type
     r"(?:^\s*|[\]:|>)-]\s*|: line \d+: +\d+ )(?:Killed(?:\s{2,}\S.*)?|[*_`]{1,3}Killed[*_`]{1,3})\s*$"
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.explain.model import Explanation, Verdict
+from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.model import Explanation, LogSource, Verdict
 from nccl_doctor.explain.signatures import all_signatures
 from tests.unit.explained import explain_text
 
@@ -118,6 +119,33 @@ _STORE_GONE = (
 def test_an_end_that_is_older_than_the_trouble_above_it_is_another_jobs(second: str, same_job: bool) -> None:
     log = _STEPS + _STORE_GONE.format(second=second) * 2 + "2024-03-04 02:37:02,021 INFO Training finished\n"
     assert (explain_text(log).verdict is Verdict.HEALTHY) is same_job
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("container ended with exit code 137", "sys.host-oom"),
+        ("ORTE has lost communication with a remote daemon.", "sys.node-failure"),
+    ],
+)
+def test_a_failure_with_many_causes_is_not_healthy_whatever_is_printed_behind_it(said: str, cause: str) -> None:
+    chatter = "".join(f"run history {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+    got = explain_text(f"{_STEPS}{said}\n{chatter}")
+    assert (got.verdict, _first(got)) == (Verdict.UNDECIDED, cause)
+    assert explain_text(f"{_STEPS}{said}\n{_STEPS}").verdict is Verdict.HEALTHY
+
+
+def test_a_traceback_below_the_end_is_trouble_though_it_is_cut() -> None:
+    cut = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run(x)\n'
+    assert explain_text(_STEPS + "Training finished\n" + cut).verdict is Verdict.UNDECIDED
+    assert explain_text(_STEPS + cut + "Training finished\n").verdict is Verdict.HEALTHY
+
+
+def test_work_between_an_end_and_a_trouble_is_seen_in_the_file_of_both() -> None:
+    went_on = "Training finished\n" + _STEPS + _STORE_GONE.format(second="02,100") + "bye\n" * 30
+    sources = [LogSource("0.log", went_on), LogSource("1.log", _STEPS)]
+    assert explain_text(went_on).verdict is Verdict.UNDECIDED
+    assert analyse(sources).verdict is Verdict.UNDECIDED
 
 
 def test_steps_without_an_end_are_healthy_as_far_as_the_log_goes() -> None:

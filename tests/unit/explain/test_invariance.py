@@ -140,7 +140,6 @@ KNOWN = {
     ("indented", "traceback-only-in-elastic-table"),
     ("unknown", "sweep-whose-runs-all-fail"),  # settings behind a prefix
     ("unknown", "tasks-that-all-take-themselves-for-rank-0"),
-    ("a second copy", "requeued-and-resumed"),  # two jobs, each requeued once: which attempt resumed which is not told
 }
 
 

@@ -239,10 +239,6 @@ MESSAGES = [
     ),
     (
         "launch.world-size",
-        "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
-    ),
-    (
-        "launch.world-size",
         "At least one of the requested hosts is not included in the current allocation.\n\nMissing requested host: gpu09",
     ),
     (
@@ -283,10 +279,6 @@ MESSAGES = [
         "MPI_INIT has failed because at least one MPI process is unreachable\nfrom another.  This *usually* means that an underlying communication",
     ),
     (
-        "net.plugin",
-        "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
-    ),
-    (
         "net.peer-lost",
         "An MPI communication peer process has unexpectedly disconnected.  This\nusually indicates a failure in the peer process\n  Local host: gpu01\n  Peer host:  gpu02",
     ),
@@ -303,12 +295,41 @@ MESSAGES = [
         "ml.dmlc.xgboost4j.java.XGBoostError: [10:11:12] device_helpers.cu:64: Check failed: n_uniques == world (1 vs. 2) : Multiple processes within communication group running on same CUDA device is not supported",
     ),
     (
-        "gpu.fabric-manager",
-        "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
+        "net.peer-lost",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/transport/tcp/pair.cc:498] optval == 0. 111 vs 0. SO_ERROR: Connection refused",
+    ),
+    (
+        "gpu.duplicate",
+        "RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:784, invalid usage, NCCL version 2.7.8",
+    ),
+    (
+        "sw.no-nccl-backend",
+        'Traceback (most recent call last):\n  File "t.py", line 4, in <module>\n    dist.init_process_group("gloo")\nRuntimeError: No rendezvous handler for env://',
+    ),
+    ("sw.nccl-bug", "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV"),
+    (
+        "sys.host-oom",
+        'OSError: [WinError 1455] The paging file is too small for this operation to complete. Error loading "cudnn_cnn_infer64_8.dll" or one of its dependencies.',
+    ),
+    (
+        "net.port-in-use",
+        "OSError: [WinError 10013] An attempt was made to access a socket in a way forbidden by its access permissions",
+    ),
+    (
+        "app.bad-tensor",
+        "ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device/multiple-device GPU modules or CPU modules, but got device_ids [0], output_device 0, and module parameters {device(type='cpu')}.",
+    ),
+    (
+        "net.hostname-resolution",
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  In initFromLoop at /src/tensorpipe/transport/uv/listener.cc:126 \"rv < 0: invalid argument\"",
     ),
     (
         "net.peer-lost",
-        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at gloo/transport/tcp/pair.cc:498] optval == 0. 111 vs 0. SO_ERROR: Connection refused",
+        "[W tensorpipe_agent.cpp:641] RPC agent for ps encountered error when sending outgoing request #0 to w1: ECONNREFUSED: connection refused\nTraceback (most recent call last):\n  File \"rpc.py\", line 9, in <module>\n    rpc.rpc_sync('w1', f)\nRuntimeError: ECONNREFUSED: connection refused",
+    ),
+    (
+        "net.wrong-interface",
+        'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\n    kv = mx.kv.create("dist_sync")\nmxnet.base.MXNetError: [13:30:33] src/van.cc:63: Check failed: !ip.empty() failed to get ip',
     ),
     (
         "net.master-unreachable",
@@ -614,3 +635,31 @@ def test_what_is_told_before_the_first_step_is_no_progress(line: str) -> None:
 )
 def test_what_is_told_of_work_is_progress(line: str) -> None:
     assert explain_text(f"rank 0: train.py, world_size=8\n{line}\n").verdict is Verdict.HEALTHY
+
+
+def test_more_processes_than_ranks_are_not_missing_ones() -> None:
+    text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size={}, worker_count={}, timeout=0:30:00)\n"
+    assert explain_text(text.format(1, 2)).causes[0].title.startswith("more processes came to the store than")
+    assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        (
+            "mpirun is asked to start more processes than its hosts have slots or cores: 8",
+            "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
+        ),
+        (
+            "MPI is told to use a transport that does not open here: its library is missing, or finds no device that it supports",
+            "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
+        ),
+        (
+            "CUDA is not ready: the fabric manager is not running (error 802)",
+            "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
+        ),
+    ],
+)
+def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)

@@ -321,6 +321,29 @@ def test_the_launchers_own_cut_traceback_is_no_workers() -> None:
     assert "cut" in titles["worker"]
 
 
+@pytest.mark.parametrize(
+    ("line", "ending"),
+    [
+        (
+            "ERROR:composer.cli.launcher:Rank 1 crashed with exit code 1.",
+            "rank 1 ended with exit code 1; what it said is not in these logs",
+        ),
+        (
+            "The replica workerpool1-1 exited with a non-zero status of 1. Termination reason: Error.",
+            "a worker ended with exit code 1; what it said is not in these logs",
+        ),
+        ("ERROR:composer.cli.launcher:Rank 0 crashed with exit code -11.", "a process crashed in native code"),
+        (
+            "Failed to retrieve preemption notice from coordination service: UNAVAILABLE: Socket closed",
+            "task 0 of the JAX job, which coordinates the others, has ended or is not reached",
+        ),
+    ],
+)
+def test_what_a_launcher_or_a_peer_reports_is_no_ranks_own_word(line: str, ending: str) -> None:
+    got = explain_text(f"start to train\n{line}\n")
+    assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith(ending), got.sentence
+
+
 def test_harmless_lines_are_cut_between_words() -> None:
     line = (
         "NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5). ncclCollNetPlugin symbols " + "unsupported " * 20
@@ -855,7 +878,7 @@ def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
     got = explain_text(log)
     assert got.sentence.endswith("rank 2 ended with exit code 3; what it said is not in these logs")
     assert got.causes[0].evidence[0].text == "exitcode  : 3 (pid: 702)"
-    assert any("collect the logs of rank 2: nothing that it said" in step for step in got.next)
+    assert any("collect the logs of rank 2: these hold nothing" in step for step in got.next)
 
 
 def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
@@ -904,14 +927,14 @@ def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
     assert got.causes[0].title != got.causes[1].title
 
 
-def test_a_fabric_manager_without_switches_is_told_no_repair() -> None:
-    failed = "w1 systemd[1]: nvidia-fabricmanager.service: Failed with result 'exit-code'.\n"
-    got = explain_text(
-        "w1 nv-fabricmanager[4]: request to query NVSwitch device information from NVSwitch driver failed with error:"
-        f"WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]\n{failed}"
-    )
-    assert got.verdict is Verdict.UNDECIDED and "needless" in got.causes[0].title
-    assert explain_text(failed).causes[0].confidence > 0.9  # without the reason it is a fault
+def test_a_fabric_manager_without_switches_is_no_worker_that_failed() -> None:
+    query = "request to query NVSwitch device information from NVSwitch driver failed with error"
+    ended = '"/usr/bin/nv-fabricmanager -c /usr/share/nvidia/nvswitch/fabricmanager.cfg" failed! Exit code: 1'
+    unit = "nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE"
+    said = f"{query}:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]", ended
+    script = "".join(f"Sep 18 03:19:01 n1 nvidia-fabricmanager-start.sh[47]: {line}\n" for line in said)
+    got = explain_text(f"{script}Sep 18 03:19:01 n1 systemd[1]: {unit}\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "gpu.fabric-manager")
 
 
 def test_horovods_older_table_names_the_rank_too() -> None:
@@ -1177,3 +1200,49 @@ def test_nodes_that_sinfo_lists_are_no_proof_against_what_the_program_says() -> 
 )
 def test_open_mpis_help_text_is_known_by_its_own_lines(line: str) -> None:
     assert explain_text(f"{line}\n").causes[0].id == "net.wrong-interface"
+
+
+def test_an_exception_that_another_rank_passes_on_is_of_the_rank_that_raised_it() -> None:
+    """torch's distributed checkpoint raises on every rank what some raised, and tells their tracebacks behind it."""
+    told = explain_text(
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank3]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])\n"
+        "[rank3]: Traceback (most recent call last): (RANK 5)\n"
+        '[rank3]:   File "/srv/save.py", line 7, in write\n'
+        "[rank3]: KeyError: 'bias'\n"
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/srv/train.py", line 30, in <module>\n'
+        "[rank3]: ZeroDivisionError: of its own\n"
+    )
+    assert told.causes[0].title.startswith("rank 5 raised KeyError: 'bias'")
+    assert told.causes[0].ranks == (5,)
+
+
+def test_what_a_message_announces_with_a_colon_belongs_to_it() -> None:
+    told = explain_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/srv/train.py", line 9, in <module>\n'
+        "[rank1]: torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+        "[rank1]: RuntimeError: Cannot find a working triton installation.\n"
+    )
+    assert "raised: RuntimeError: Cannot find a working triton installation." in told.causes[0].title
+
+
+def test_a_warning_of_what_could_hang_is_no_wait() -> None:
+    told = explain_text(
+        "[INFO|trainer.py:756] 2026-08-04 10:11:01,204 >> Using auto half precision backend\n"
+        "Detected kernel version 5.4.250, which is below the recommended minimum of 5.5.0; this can cause the process to "
+        "hang. It is recommended to upgrade the kernel to the minimum version or higher.\n"
+    )
+    assert not told.causes
+
+
+def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> None:
+    timed_out = (
+        "[E ProcessGroupNCCL.cpp:719] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7559, "
+        "OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1806456 milliseconds before timing out.\n"
+    )
+    cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
+    assert explain_text(cut).causes[0].id == "app.rank-exception"
+    assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
