@@ -94,7 +94,7 @@ says(
     "driver-refuses-gpu",
     "NVRM: installed in this system is not supported by",
     "NVRM: installed in this system requires use of",  # the open kernel modules, from Blackwell on
-    "NVRM: installed in this system is supported through the",  # legacy drivers
+    "supported through the NVIDIA {release} Legacy drivers",
     cause="gpu.driver",
     strength=0.93,
     title="this release of the driver does not support the GPU, or only with the other kind of kernel module",

@@ -73,14 +73,6 @@ says(
     why="DCGM's module for NVSwitches cannot read them: there are none, or libnvidia-nscq of the driver's release is missing. Jobs do not need it.",
 )
 says(
-    "dcgm-without-arm",
-    "Couldn't open CPU Vendor info file",
-    "Incompatible hardware vendor for sysmon",
-    "Failed to load module 9 [",
-    role=H,
-    why="DCGM's module for the CPU knows NVIDIA's own CPUs alone, and says so on every other machine.",
-)
-says(
     "no-net-plugin",
     "NET/Plugin: Could not find:",
     "NET/Plugin : No plugin found",

@@ -780,7 +780,11 @@ says(
     strength=0.68,
     title="UCX or UCC reports an error: {error}",
     why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
-    where=lambda groups, line: not re.search(r"ibv_|mlx5dv_|Message truncated", line) and not _PEER_GONE.search(line),
+    where=lambda groups, line: (
+        re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
+        and not re.search(r"ibv_|mlx5dv_|Message truncated", line)
+        and not _PEER_GONE.search(line)
+    ),
 )
 says(
     "mpich-ofi",
@@ -789,6 +793,7 @@ says(
     strength=0.64,
     title="MPI's way over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
+    where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
 )
 says(
     "oneccl-error",

@@ -73,7 +73,9 @@ says(
     why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
 )
 # What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
-_OF_THE_LAUNCHER = re.compile(r"rank|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv")
+_OF_THE_LAUNCHER = re.compile(
+    r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv"
+)
 says(
     "launcher-argument-empty",
     "error: argument {argument}: expected one argument",
@@ -293,7 +295,6 @@ says(
     "No such option: --nproc",
     "nproc_per_node{}exceeds",
     "A sequential map was requested, but not enough node entries",
-    "All nodes which are allocated for this job are already filled",
     "More processors requested than permitted",
     cause="launch.world-size",
     strength=0.7,

@@ -1173,6 +1173,8 @@ def test_workers_that_found_their_place_later_were_placed() -> None:
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "sys.clock-or-dns-or-fs"),
         ("pkg/client: Failed to watch *v1.Foo: the server could not find the requested resource", "unrelated"),
         ("grpc: call failed: invalid usage of this option", "gpu.duplicate"),
+        ("train.py: error: argument --lora-rank: expected one argument", "launch.env-missing"),
+        ("printing NCCL_DEBUG ERROR lines only", "net.plugin"),
     ],
 )
 def test_what_other_programs_say_is_no_cause(line: str, cause: str) -> None:
