@@ -39,9 +39,15 @@ _SLOWER = 3.0  # times the others' median: more than steps of one kind of GPU di
 
 def slower(case: Case, ranks: set[int]) -> list[Hit]:
     """Lines in which all of these ranks tell a much longer duration than the others do for the same thing, theirs first."""
-    told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
+    said: dict[int, list[Hit]] = defaultdict(list)
     for hit in (hit for hits in case.summary.before.values() for hit in hits):
         for rank in [hit.rank] if hit.rank is not None else ranks_named(hit.text)[:1]:
+            said[rank].append(hit)
+    if not all(any(_DURATION.search(hit.text) for hit in said.get(rank, ())) for rank in ranks):
+        return []  # before the others', of which there may be many, are looked at
+    told: dict[tuple[str, str], dict[int, tuple[float, Hit]]] = defaultdict(dict)
+    for rank, hits in said.items():
+        for hit in hits:
             for label, number, unit in _DURATION.findall(hit.text):
                 told[label.lower(), unit][rank] = (float(number), hit)
     for by_rank in told.values():
