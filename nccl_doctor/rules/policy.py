@@ -68,17 +68,23 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ke
 
 
 def find(directory: Path) -> Path | None:
-    """The policy file of a directory: nccl-doctor.toml, or a pyproject.toml with a [tool.nccl-doctor] table."""
-    for name in NAMES:
-        path = directory / name
-        if path.is_file() and (name != "pyproject.toml" or _has_table(path)):
-            return path
-    return None
+    """The policy file of a directory: nccl-doctor.toml, or a pyproject.toml with a [tool.nccl-doctor] table.
+
+    One that stands there and cannot be read (a link to nothing, a mount that failed) is named as well: without its policy a
+    gate would pass what that forbids. :func:`load` tells what is wrong with it.
+    """
+    own, shared = (directory / name for name in NAMES)
+    if own.is_symlink() or own.exists():
+        return own
+    return shared if shared.is_file() and _has_table(shared) else None
 
 
 def _has_table(pyproject: Path) -> bool:
     """Whether there is a [tool.nccl-doctor] in it; of a file that is no TOML but names it :func:`load` is to tell."""
-    text = pyproject.read_text("utf-8", "replace")
+    try:
+        text = pyproject.read_text("utf-8", "replace")
+    except OSError:
+        return True
     try:
         tool = tomllib.loads(text).get("tool") if "nccl-doctor" in text else None
     except tomllib.TOMLDecodeError:

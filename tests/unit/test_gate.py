@@ -228,6 +228,25 @@ def test_policy_in_pyproject(tmp_path: Path) -> None:
             policy.load(path)  # asked for by --policy
 
 
+def test_a_policy_that_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "nccl-doctor.toml"
+    for make, unmake in ((Path.mkdir, Path.rmdir), (lambda path: path.symlink_to("gone"), Path.unlink)):
+        make(own)
+        assert policy.find(tmp_path) == own
+        with pytest.raises(policy.PolicyError, match=r"directory"):
+            policy.load(own)
+        unmake(own)
+    shared = write(tmp_path, "[tool.nccl-doctor]\nstrict = true\n", "pyproject.toml")
+    monkeypatch.setattr(Path, "read_text", _refuse)
+    assert policy.find(tmp_path) == shared
+    with pytest.raises(policy.PolicyError, match="Permission denied"):
+        policy.load(shared)
+
+
+def _refuse(path: Path, *args: object, **options: object) -> str:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
 @pytest.mark.parametrize(
     "text",
     ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "gpus=²", "shm=12Q", "cats=3", "=3"],
