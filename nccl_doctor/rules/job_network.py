@@ -10,6 +10,7 @@ from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import (
     QUOTED,
     WAITING,
+    YOUNG_S,
     place_of,
     places,
     quoted,
@@ -22,8 +23,6 @@ from nccl_doctor.rules.ranks import (
     RunningJob,
     jobs_of,
 )
-
-_YOUNG_S = 30.0  # hosts do not start in one moment
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -146,7 +145,7 @@ def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
             Evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info", host=first.host, rank=0),
             place_of(outside[0]),
         ],
-        confidence=0.9 if min(rank.process.age_s for rank in outside) > _YOUNG_S else 0.6,
+        confidence=0.9 if min(rank.process.age_s for rank in outside) > YOUNG_S else 0.6,
         hosts=hosts,
         places=places(outside),
         fixes=fixes,

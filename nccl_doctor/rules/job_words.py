@@ -19,6 +19,7 @@ from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
 QUOTED = 3
+YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
 STACK = "py-spy dump --nonblocking --pid"
 
 
