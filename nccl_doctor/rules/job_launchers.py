@@ -13,7 +13,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED, YOUNG_S
-from nccl_doctor.rules.ranks import processes_of
+from nccl_doctor.rules.running_jobs import processes_of
 from nccl_doctor.rules.units import duration
 
 _AGENT = "torch/distributed/elastic/agent/server/api.py"

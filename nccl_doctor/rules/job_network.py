@@ -17,12 +17,8 @@ from nccl_doctor.rules.job_words import (
     ranks_of,
     silence,
 )
-from nccl_doctor.rules.ranks import (
-    Link,
-    Rank,
-    RunningJob,
-    jobs_of,
-)
+from nccl_doctor.rules.ranks import Link, Rank, RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")

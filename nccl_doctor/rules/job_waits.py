@@ -22,12 +22,8 @@ from nccl_doctor.rules.job_words import (
     silence,
     state,
 )
-from nccl_doctor.rules.ranks import (
-    SURELY,
-    Rank,
-    RunningJob,
-    jobs_of,
-)
+from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 
 LATE_S = 30.0  # of silence: a step may take as long
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")

@@ -20,11 +20,8 @@ from nccl_doctor.rules.job_words import (
     logged,
     look,
 )
-from nccl_doctor.rules.ranks import (
-    RunningJob,
-    jobs_of,
-    ras_reports,
-)
+from nccl_doctor.rules.ranks import RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of, ras_reports
 from nccl_doctor.rules.units import size
 
 SWAPPED_PAGES = 1000  # of 4 KiB, in and out between the looks

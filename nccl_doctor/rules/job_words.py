@@ -10,11 +10,7 @@ from nccl_doctor.facts.job import Process, Reading
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
 from nccl_doctor.rules.engine import Host
-from nccl_doctor.rules.ranks import (
-    Link,
-    Rank,
-    RunningJob,
-)
+from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
