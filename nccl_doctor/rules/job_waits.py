@@ -163,10 +163,7 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _of_the_waiting(job: RunningJob) -> list[Evidence]:
-    first = next((rank for rank in job.waiting if rank.now.frame), None)
-    if first is None:
-        return []
-    return [place_of(first)]
+    return [place_of(rank) for rank in job.waiting if rank.now.frame][:1]
 
 
 @fleet_rule("job", "app.collective-mismatch")

@@ -14,6 +14,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Driver, NcclCopy, Software, Torch
 from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, Quote, SkipRule, host_rule
+from nccl_doctor.rules.nvidia import NO_GPU
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -43,7 +44,7 @@ def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
     if software.torch is None:
         raise SkipRule("no torch in this Python")
     if not software.has_gpu:
-        raise SkipRule("no NVIDIA GPU on this host")
+        raise SkipRule(NO_GPU)
     torch = software.torch
     if torch.cuda:
         return
@@ -82,7 +83,7 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     software = host.need(Software)
     if not software.has_gpu:
-        raise SkipRule("no NVIDIA GPU on this host")
+        raise SkipRule(NO_GPU)
     found = software.driver
     if "gpu" in plan.stages:
         # that stage asks the driver itself, and names one that is not loaded or does not match its libraries

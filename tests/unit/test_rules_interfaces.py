@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from fleets import carriers, ids, interfaces, links, only, run, software, system
 
-from nccl_doctor.env.interface_advice import Attempt, recommend_interface
-from nccl_doctor.env.socket_interface import nccl_interfaces
+from nccl_doctor.env.interface_advice import Attempt, Station, decide
 from nccl_doctor.facts.interfaces import Carriers, Device, Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Severity
@@ -359,9 +358,7 @@ def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network(
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
-    versions = dict.fromkeys(hosts, (2, 28, 9))
-    choices = {host: nccl_interfaces(facts.addresses, {}, (2, 28, 9)) for host, facts in hosts.items()}
-    return recommend_interface(hosts, choices, versions, tried)
+    return decide({host: Station(facts, (2, 28, 9)) for host, facts in hosts.items()}, tried)
 
 
 def test_recommendation_where_names_differ_lists_both_and_is_checked_on_every_host() -> None:
@@ -383,10 +380,7 @@ def test_recommendation_prefers_the_faster_of_two_working_networks() -> None:
             "virbr0/192.168.122.1/24", f"eno1/10.0.0.{number}/24", f"ens5/10.5.0.{number}/24", devices=devices
         )
 
-    hosts = {"a": host(1), "b": host(2)}
-    old = dict.fromkeys(hosts, (2, 27, 3))
-    choices = {name: nccl_interfaces(facts.addresses, {}, (2, 27, 3)) for name, facts in hosts.items()}
-    found = recommend_interface(hosts, choices, old)
+    found = decide({name: Station(host(number), (2, 27, 3)) for number, name in enumerate("ab", 1)})
     assert found.advice is not None and found.advice.value == "=ens5"
 
 

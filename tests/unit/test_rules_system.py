@@ -395,6 +395,13 @@ def test_thresholds_of_the_user(tmp_path: Any) -> None:
     assert (rows["ib.ber"].value, rows["ib.errors.total"].value) == (1e-13, float("inf"))
 
 
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "~\n", "null\n"])
+def test_a_thresholds_file_without_a_row_changes_none(text: str, tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert thresholds.load(file) == thresholds.defaults()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
