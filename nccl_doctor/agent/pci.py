@@ -35,12 +35,7 @@ def nvidia_devices(classes: Tuple[str, ...]) -> List[Dict[str, Any]]:
         if not kind.startswith(classes):
             continue
         found.append(
-            {
-                **pci_function(address),
-                "class": kind,
-                "driver": _link_name(base + "/driver"),
-                "slot": slot_of(address),
-            }
+            {**pci_function(address), "class": kind, "driver": _link_name(base + "/driver"), "slot": slot_of(address)}
         )
     return found
 

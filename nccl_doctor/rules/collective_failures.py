@@ -17,7 +17,7 @@ from nccl_doctor.rules.rank_ends import RankOnHost, numbers, others, printed, ra
 # What other ranks say when a peer is gone or silent: a consequence, wherever the cause is known.
 _PEER_GONE = re.compile(
     r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
-    r"|remote error|ncclRemoteError|failed to recv",
+    r"|remote error|ncclRemoteError|failed to recv"
 )
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
@@ -222,11 +222,7 @@ def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Findi
         "collectives.failed",
         Severity.FAIL,
         f"{first.label} failed in {first.task}: {first.first_line[:160] or first.kind}",
-        [
-            first.evidence(f"{first.kind}: {first.first_line[:400]}", "exception"),
-            *printed(first),
-            *others(ranks, own),
-        ],
+        [first.evidence(f"{first.kind}: {first.first_line[:400]}", "exception"), *printed(first), *others(ranks, own)],
         places=[rank.place for rank in own],
     )
 
@@ -279,10 +275,7 @@ def _failed_alone(rank: RankOnHost) -> bool:
 def _not_connected(rank: RankOnHost) -> Iterator[tuple[str, Evidence]]:
     """The addresses that a rank could not connect to, with what says so."""
     for place in (rank.end.error.dialling if rank.end.error else None) or ():
-        yield (
-            place.rpartition(":")[0].strip("[]"),
-            rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED),
-        )
+        yield (place.rpartition(":")[0].strip("[]"), rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED))
     if _failed_alone(rank):
         for why, address, port in _REFUSED.findall(rank.text):
             yield address, rank.evidence(f"connect {address}:{port}: {why}", "exception")

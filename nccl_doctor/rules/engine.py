@@ -20,17 +20,7 @@ T = TypeVar("T")
 Quote = Evidence | tuple[str, str]
 
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
-STAGES = (
-    "connectivity",
-    "ports",
-    "interfaces",
-    "system",
-    "software",
-    "gpu",
-    "topology",
-    "infiniband",
-    "collectives",
-)
+STAGES = ("connectivity", "ports", "interfaces", "system", "software", "gpu", "topology", "infiniband", "collectives")
 JOB = "job"  # the stage of `hang` alone: what the ranks of a running job do
 
 

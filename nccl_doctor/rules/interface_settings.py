@@ -11,16 +11,7 @@ from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
-from nccl_doctor.rules.interface_view import (
-    ALONE,
-    View,
-    interface_list,
-    quote,
-    remove,
-    unset,
-    view,
-    views,
-)
+from nccl_doctor.rules.interface_view import ALONE, View, interface_list, quote, remove, unset, view, views
 
 
 @host_rule("interfaces", "net.wrong-interface.no-match")

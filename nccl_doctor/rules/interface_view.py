@@ -6,12 +6,7 @@ from nccl_doctor.env.hosts import version_of
 from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide
 from nccl_doctor.env.knowledge import nccl_release
 from nccl_doctor.env.nccl_conf import Setting, effective
-from nccl_doctor.env.socket_interface import (
-    Choice,
-    gloo_interfaces,
-    nccl_bootstrap,
-    needs_resolver,
-)
+from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, nccl_bootstrap, needs_resolver
 from nccl_doctor.env.versions import Version, show
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.facts.mesh import Link, Links, Names

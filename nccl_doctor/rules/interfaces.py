@@ -245,11 +245,7 @@ def _without_network(
         "net.wrong-interface.unreachable" if here is not None else "net.wrong-interface.missing",
         Severity.FAIL,
         f"{what}; NCCL would hand out addresses there on {few(peers)} ({few(named)})",
-        (
-            interface_list(item),
-            *map(_quoted, lost[:3]),
-            *_peer_networks(seen, host)[:1],
-        ),
+        (interface_list(item), *map(_quoted, lost[:3]), *_peer_networks(seen, host)[:1]),
         places=(Place(host, nic=name) if name else Place(host),),
         confidence=0.97,
         fixes=(

@@ -7,16 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.facts.fold import few
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
-from nccl_doctor.rules.job_words import (
-    QUOTED,
-    WAITING,
-    YOUNG_S,
-    place_of,
-    places,
-    quoted,
-    ranks_of,
-    silence,
-)
+from nccl_doctor.rules.job_words import QUOTED, WAITING, YOUNG_S, place_of, places, quoted, ranks_of, silence
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 
@@ -57,10 +48,7 @@ def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding
         hosts=guilty or tuple(host for host in ends if host in job.hosts),
         places=[Place(host=source, peer=peer) for source, peer in pairs],
         fixes=(
-            Fix(
-                "does new traffic pass?",
-                f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick",
-            ),
+            Fix("does new traffic pass?", f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick"),
             Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", next(iter(guilty), "")),
         ),
         explains=(WAITING, "hang.behind"),

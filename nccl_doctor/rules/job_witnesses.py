@@ -13,13 +13,7 @@ from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
-from nccl_doctor.rules.job_words import (
-    KILLED,
-    QUOTED,
-    WAITING,
-    logged,
-    look,
-)
+from nccl_doctor.rules.job_words import KILLED, QUOTED, WAITING, logged, look
 from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of, ras_reports
 from nccl_doctor.rules.units import size

@@ -66,11 +66,7 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
                 [Evidence(f"{address} port {port} calls itself {name}", source="ssh", host=host) for host in hosts],
                 places=[Place(host=host) for host in hosts],
                 fixes=[Fix("keep one of the names in the host list")],
-                explains=(
-                    "net.wrong-interface.duplicate-address",
-                    "net.port-in-use",
-                    "collectives",
-                ),
+                explains=("net.wrong-interface.duplicate-address", "net.port-in-use", "collectives"),
             )
 
 
@@ -150,10 +146,7 @@ def _name_of_another(host: str, names: Names) -> Finding:
         "net.hostname-resolution.wrong-address",
         Severity.FAIL,
         f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
-        [
-            Evidence(names.host_name, source="hostname", host=host),
-            _quote(host, names.host_name, names.own),
-        ],
+        [Evidence(names.host_name, source="hostname", host=host), _quote(host, names.host_name, names.own)],
         places=[Place(host=host)],
         fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
         explains=("collectives", "net.wrong-interface", "net.hostname-resolution.loopback"),

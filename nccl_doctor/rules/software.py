@@ -98,10 +98,7 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
             f"{_gpus(software)} on the PCI bus, but no NVIDIA driver is loaded",
             (f"GPUs at {', '.join(found.pci_gpus[:8])}; no /proc/driver/nvidia/version", "PCI bus"),
             Fix("try to load it, and see why it does not", "sudo modprobe nvidia; sudo dmesg | tail -n 20"),
-            Fix(
-                "after a kernel upgrade: build it for this kernel",
-                "sudo dkms autoinstall && sudo modprobe nvidia",
-            ),
+            Fix("after a kernel upgrade: build it for this kernel", "sudo dkms autoinstall && sudo modprobe nvidia"),
             explains=("collectives",),
         )
         return
@@ -281,10 +278,7 @@ def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
                 "net.plugin.missing",
                 Severity.FAIL,
                 f"NCCL_NET_PLUGIN={value}, but no such plugin is found: NCCL falls back to its own transports",
-                [
-                    (f"NCCL_NET_PLUGIN={value}", "environment"),
-                    (f"found: {found}", "LD_LIBRARY_PATH, ld.so.cache"),
-                ],
+                [(f"NCCL_NET_PLUGIN={value}", "environment"), (f"found: {found}", "LD_LIBRARY_PATH, ld.so.cache")],
                 Fix("find it on this host", f"ldconfig -p | grep libnccl-net; find / -xdev -name {pattern}"),
                 Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
                 explains=("collectives",),

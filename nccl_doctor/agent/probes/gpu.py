@@ -8,16 +8,7 @@ from typing import Any, Dict, List, Optional
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.containers import in_container
 from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, nvidia_devices
-from nccl_doctor.agent.probing import (
-    ProbeTrouble,
-    first_line,
-    listed,
-    path,
-    probe,
-    read_text,
-    readable,
-    run_command,
-)
+from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, readable, run_command
 
 # Without persistence mode the driver starts each of eight GPUs anew: on Azure's ND A100 v4 in more than 25 s (AgentBaker 2829).
 NVML_LIMIT_S = 42.0
