@@ -17,6 +17,7 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of
 from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
 
+GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 ALONE = "one host: nothing leaves it"  # why rules on what peers reach are skipped
 
 
@@ -101,12 +102,14 @@ def view(host: Host, plan: Plan) -> View:
         assumed=assumed,
         bootstrap=nccl_bootstrap(facts.addresses, values, version),
         used=Station(facts, version, settings, rdma).handed_out().addresses,
-        gloo=gloo_interfaces(
-            facts.addresses,
-            plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME")),
-            names.own.addresses if names is not None else None,
-        ),
+        gloo=gloo_interfaces(facts.addresses, gloo_setting(facts, plan).value, names.own.addresses if names else None),
     )
+
+
+def gloo_setting(facts: Interfaces, plan: Plan) -> Setting:
+    """GLOO_SOCKET_IFNAME as a job on this host would see it; empty where it is not set."""
+    source = "job environment" if GLOO_IFNAME in plan.env else "environment"
+    return Setting(GLOO_IFNAME, plan.env.get(GLOO_IFNAME, facts.environment.get(GLOO_IFNAME, "")), source)
 
 
 def views(fleet: Fleet) -> dict[str, View]:

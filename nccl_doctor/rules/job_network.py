@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED, WAITING, YOUNG_S, place_of, places, quoted, ranks_of, silence
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
@@ -125,8 +125,8 @@ def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
         Severity.FAIL,
         f"{who} the store at {address}:{port}; rank 0 serves it on {first.host}",
         [
-            *(Evidence(told, f"/proc/{rank.process.pid}/environ", host=rank.host, rank=rank.number) for rank in outside[:QUOTED]),
-            Evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info", host=first.host, rank=0),
+            *(rank.evidence(told, f"/proc/{rank.process.pid}/environ") for rank in outside[:QUOTED]),
+            first.evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info"),
             place_of(outside[0]),
         ],
         confidence=0.9 if min(rank.process.age_s for rank in outside) > YOUNG_S else 0.6,

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from nccl_doctor.facts.job import Connection, Process
+from nccl_doctor.findings.model import Evidence
 from nccl_doctor.rules.doing import Doing
 from nccl_doctor.rules.rank_variables import local_rank, local_world
 
@@ -45,6 +46,10 @@ class Rank(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """``rank 3 (pid 4711)``."""
         return f"rank {self.number} (pid {self.process.pid})"
+
+    def evidence(self, text: str, source: str) -> Evidence:
+        """What was seen of it, or of one of its processes."""
+        return Evidence(text, source, host=self.host, rank=self.number)
 
 
 class Link(msgspec.Struct, frozen=True):

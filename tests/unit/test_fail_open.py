@@ -56,7 +56,7 @@ ELSEWHERE = {
 # (field, rule) -> why the rule may pass without it.
 NOTHING = {
     ("gpu: system", "gpu_fleet.equal_settings"): "what no host tells is not compared",
-    ("interfaces: environment", "interface_settings.gloo_setting"): "nothing is set then",
+    ("interfaces: environment", "interface_settings.gloo_names"): "nothing is set then",
     ("interfaces: environment", "interface_settings.interface_setting"): "nothing is set then",
     ("interfaces: environment", "interface_settings.interface_syntax"): "nothing is set then",
     ("software: torch", "software.cuda_build"): "no torch is skipped, and told",
@@ -92,7 +92,7 @@ NOTHING = {
         "infiniband_fleet.equal_rails",
     ): "only some devices have one; alike on all hosts",
     ("interfaces: devices.*.losses", "interface_links.links_stay_up"): "kernels before 4.16 do not count them",
-    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_setting"): "it is not set then",
+    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_names"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_setting"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
     ("links: links.*.lost_back", "connectivity.packet_loss"): "the peer's own messages tell of this direction",

@@ -174,6 +174,9 @@ def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
         hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
     found = only(run("interface_settings.gloo_told_loopback", hosts))
     assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
+    assert found.fixes[0].text == "take it out of the job's environment"
+    everywhere = run("interface_settings.gloo_told_loopback", hosts, Plan(env={"GLOO_SOCKET_IFNAME": "lo"})).findings
+    assert {item.fixes[0].text for item in everywhere} == {"take it out of the command line given to nccl-doctor"}
 
 
 def test_a_loopback_that_is_down_breaks_the_ranks_of_one_host() -> None:
@@ -315,11 +318,11 @@ def test_syntax(value: str, expected: str | None) -> None:
 
 def test_gloo_names_are_exact() -> None:
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth"})
-    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == [
+    assert ids(run("interface_settings.gloo_names", fleet({"a": facts}))) == [
         ("net.wrong-interface.gloo-no-match", ("a",))
     ]
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth0,"})
-    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == []
+    assert ids(run("interface_settings.gloo_names", fleet({"a": facts}))) == []
 
 
 def test_a_configuration_file_that_may_not_be_read_is_a_gap() -> None:
