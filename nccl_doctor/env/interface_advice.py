@@ -85,7 +85,7 @@ def _named_trap(name: str) -> Trap | None:
     return next((item for item in traps() if re.fullmatch(item.name, name)), None)
 
 
-def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
+def trap(address: Address, facts: Interfaces) -> Trap | None:
     """Why this interface is a trap, or None. sysfs decides where the name does not (a tun device named ``corp``)."""
     if address.loopback:
         return Trap(address.name, "local", "the loopback interface")
@@ -94,7 +94,7 @@ def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
         return named
     if address.family == "inet" and address.link_local:
         return Trap(address.name, "local", "a link-local network, such as a management controller's USB network")
-    device = facts.device(address.name) if facts else None
+    device = facts.device(address.name)
     if device is not None and device.kind in ("tun", "wireguard"):
         return Trap(address.name, "tunnel", "a VPN tunnel")
     return None
@@ -215,7 +215,7 @@ def _ways(fleet: Fleet) -> list[dict[str, str]]:
 
 
 def _recommend(
-    stations: Mapping[str, Station], choices: Mapping[str, Choice], attempts: Sequence[Attempt] = ()
+    stations: Mapping[str, Station], choices: Mapping[str, Choice], attempts: Sequence[Attempt]
 ) -> Recommendation:
     """The smallest NCCL_SOCKET_IFNAME that works on all hosts; none if what NCCL would choose already works.
 

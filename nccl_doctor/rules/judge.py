@@ -138,7 +138,7 @@ def anything(stages: tuple[StageResult, ...]) -> bool:
     return any(stage.state != "skipped" for stage in stages)
 
 
-def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...], *, measured: bool = True) -> str:
+def verdict_of(findings: tuple[Finding, ...], unknown: tuple[Unknown, ...], *, measured: bool) -> str:
     """``faulty`` with any failing finding, else ``incomplete`` with any gap or where no rule looked at anything, else ``healthy``."""
     if any(item.severity is Severity.FAIL for item in findings):
         return "faulty"
