@@ -45,7 +45,8 @@ def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
     assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
     before = "Downloading shards: 100%|####| 30/30 [00:10<00:00, 2.9it/s]\n"
     assert explain_text(before + _SET_UP).verdict is Verdict.UNDECIDED
-    assert explain_text(_SET_UP + before).verdict is Verdict.HEALTHY
+    assert explain_text(_SET_UP + before).verdict is Verdict.UNDECIDED
+    assert explain_text(_SET_UP + before.replace("Downloading shards", "Epoch 0")).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(
