@@ -850,6 +850,10 @@ says(
     title="the kernel runs without iommu=pt: RCCL warns that peer-to-peer transfers may hang",
     why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
 )
+# CUDA's error 400 is about a handle that another process has exported only where these files or calls are named
+_BETWEEN_PROCESSES = re.compile(
+    r"[Ii]pc|IPC|p2p\.cc|shm\.cc|ShareableHandle|custom_all_reduce|symmetric_memory|SymmetricMemory"
+)
 says(
     "p2p-more",
     "peer access{}not supported",
@@ -877,7 +881,17 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"rror|ail|WARN|not ", line))
         and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line)
+        and ("invalid resource handle" not in line or bool(_BETWEEN_PROCESSES.search(line)))
     ),
+)
+says(
+    "invalid-resource-handle",
+    "invalid resource handle",
+    cause="app.bad-tensor",
+    strength=0.56,
+    title="CUDA was given a stream, an event or memory of another device than the current one, or one that is gone",
+    why="CUDA's error 400: usually work for one GPU while another is the current device (no torch.cuda.set_device), or a handle that a fork or a reset left behind.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|WARN", line)) and not _BETWEEN_PROCESSES.search(line),
 )
 
 says(
