@@ -51,7 +51,15 @@ _RETRIES = frozenset(
     )
 )
 _RESTARTED = frozenset(
-    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
+    (
+        "child-terminated",
+        "torchrun-exit",
+        "sigterm-workers",
+        "signal-exit",
+        "proxy-failed",
+        "nccl-trail",
+        "mpi-cannot-start",
+    )
 )  # ended, and perhaps started again
 _STARTS_NOTHING = frozenset(
     ("no-such-kind", "slurm-not-there", "slurm-daemon-fatal")

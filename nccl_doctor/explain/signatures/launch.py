@@ -270,8 +270,10 @@ says(
     "It looks like opal_init failed for some reason",
     "PMI_KVS_Get returned -1",
     "PMI{}_Init returned",
+    role=Role.SYMPTOM,
     cause="launch.rdzv",
     strength=0.46,
+    fold="MPI could not start",
     title="MPI itself could not start: its processes did not find each other, or a transport did not open",
     why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",

@@ -148,6 +148,21 @@ def test_a_failure_with_many_causes_is_not_healthy_whatever_is_printed_behind_it
     assert explain_text(f"{_STEPS}{said}\n{_STEPS}").verdict is Verdict.HEALTHY
 
 
+def test_an_mpi_that_could_not_start_is_a_consequence_where_the_cause_is_told() -> None:
+    said = "It looks like MPI_INIT failed for some reason; your parallel process is\n"
+    why = (
+        "[n1:7] UCX ERROR ibv_reg_mr(address=0x7f, length=3774, access=0xf) failed: Cannot allocate memory : Please set "
+        "max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)\n"
+    )
+    assert explain_text(said).verdict is Verdict.UNDECIDED
+    assert "MPI could not start" in {item.text for item in explain_text(said + why).consequences}
+
+
+def test_an_mpi_that_could_not_start_and_was_started_anew_is_healthy() -> None:
+    got = explain_text("It looks like MPI_INIT failed for some reason; your parallel process is\n" + _STEPS)
+    assert got.verdict is Verdict.HEALTHY
+
+
 def test_a_traceback_below_the_end_is_trouble_though_it_is_cut() -> None:
     cut = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run(x)\n'
     assert explain_text(_STEPS + "Training finished\n" + cut).verdict is Verdict.UNDECIDED
