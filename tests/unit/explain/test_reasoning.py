@@ -1246,3 +1246,20 @@ def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> Non
     cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
     assert explain_text(cut).causes[0].id == "app.rank-exception"
     assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
+
+
+@pytest.mark.parametrize(
+    ("frame", "call"),
+    [
+        (
+            "    frame #3: 0x00007f1350a1d001 libnccl.so.2`ncclAllReduce(comm=0x55b0c0) at collectives.cc:90:3",
+            "ncclAllReduce",
+        ),
+        ("  * frame #2: 0x00007f1350a1b2c2 libmpi.so.40`PMPI_Barrier(comm=0x55b0) at barrier.c:76", "PMPI_Barrier"),
+        ("#2  0x00007f04da9e8885 in ncclGroupEnd () from /usr/lib/libnccl.so.2", "ncclGroupEnd"),
+    ],
+)
+def test_a_debuggers_stack_names_the_call_in_which_a_process_waits(frame: str, call: str) -> None:
+    stopped = "(lldb) bt all\n* thread #1, name = 'python3', stop reason = signal SIGSTOP\n"
+    top = "    frame #0: 0x00007f13a2c91117 libc.so.6`__futex_abstimed_wait_common + 200\n"
+    assert f"waits in {call};" in explain_text(f"{stopped}{top}{frame}\n").causes[0].title
