@@ -753,6 +753,8 @@ says(
     title="a host's CPU is throttled by heat",
     why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
+# Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature
+_NOTHING_READ = re.compile(r"GPU.*: ERR!|^(?!.*\b\d{1,3}C\b).*\|.*ERR!.*ERR!")
 says(
     "gpu-gone-more",
     "(rev ff)",
@@ -786,7 +788,19 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     # Xid 154 follows another fault, and is weighed as an Xid
-    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None,
+    where=lambda groups, line: (
+        re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
+        and ("ERR!" not in line or bool(_NOTHING_READ.search(line)))
+    ),
+)
+says(
+    "smi-field-unread",
+    "ERR!",
+    cause="gpu.fell-off-bus",
+    strength=0.42,
+    title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
+    why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
+    where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
 )
 says(
     "recovery-action",

@@ -1263,3 +1263,18 @@ def test_a_debuggers_stack_names_the_call_in_which_a_process_waits(frame: str, c
     stopped = "(lldb) bt all\n* thread #1, name = 'python3', stop reason = signal SIGSTOP\n"
     top = "    frame #0: 0x00007f13a2c91117 libc.so.6`__futex_abstimed_wait_common + 200\n"
     assert f"waits in {call};" in explain_text(f"{stopped}{top}{frame}\n").causes[0].title
+
+
+def test_one_field_that_nvidia_smi_cannot_read_is_no_gpu_that_is_gone() -> None:
+    row = "| N/A   31C    P0   ERR! / 300W |    412MiB / 32510MiB |      0%      Default |\n"
+    assert explain_text(row).verdict is Verdict.UNDECIDED
+    assert explain_text("|ERR!  ERR! ERR!    ERR! / ERR! |    412MiB / 32510MiB |\n").verdict is Verdict.CAUSE_FOUND
+    assert all(item.id != "gpu.fell-off-bus" for item in explain_text("npm ERR! code ELIFECYCLE\n").causes)
+
+
+def test_an_argument_without_a_value_may_have_been_left_out() -> None:
+    empty = explain_text("torchrun: error: argument --nnodes: invalid int value: ''\n").causes[0]
+    absent = explain_text("torchrun: error: argument --nnodes: expected one argument\n").causes[0]
+    assert empty.id == absent.id == "launch.env-missing"
+    assert "leaves it out" in absent.title and "leaves it out" not in empty.title
+    assert absent.confidence < empty.confidence
