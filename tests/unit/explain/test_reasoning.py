@@ -1278,3 +1278,22 @@ def test_an_argument_without_a_value_may_have_been_left_out() -> None:
     assert empty.id == absent.id == "launch.env-missing"
     assert "leaves it out" in absent.title and "leaves it out" not in empty.title
     assert absent.confidence < empty.confidence
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        ("prometheus: Received SIGHUP, reloading configuration", False),
+        ("[INFO] caught the signal, reloading the configuration", False),
+        ('ts=2026-03-01T11:05:01Z caller=main.go:1100 level=info msg="Loading configuration file"', False),
+        ("Mar  1 11:05:02 gpu1 logrotate[99]: compressing and copying old files", False),
+        ("reloading the checkpoint of step 400", True),
+        ("rank 0: writing the index", True),
+    ],
+)
+def test_what_a_daemon_does_before_a_time_out_keeps_no_rank_busy(said: str, busy: bool) -> None:
+    late = (
+        "[rank3]:[E301 11:15:25.123456789 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds\n"
+    )
+    assert any("busy beyond" in cause.title for cause in explain_text(f"{said}\n{late}").causes) is busy
