@@ -179,6 +179,10 @@ class Case:
         """Whether anything in the logs shows a distributed job."""
         return self.has(*_DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
 
+    def ran_after(self, hit: Hit) -> bool:
+        """Whether a distributed job spoke, or a step was made, after this line."""
+        return any(self.after(last, hit) for name in (*_DISTRIBUTED, "progress") for last in self.lasts(name))
+
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""

@@ -40,6 +40,31 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
         )
 
 
+_OF_A_COLLECTIVE = re.compile(
+    r"all_?(?:reduce|gather|to_?all)|reduce|broadcast|bcast|gather|scatter|send|recv", re.IGNORECASE
+)
+
+
+@diagnosis
+def invalid_usage(case: Case) -> Iterable[Candidate]:
+    """NCCL refuses a call (ncclInvalidUsage), and its own line that says which use (NCCL_DEBUG=WARN) is not here. Where a
+    communicator is made it is mostly two ranks on one GPU. One that exists has a GPU for each rank: there it is a call
+    after an abort, in another group or capture, or one that other ranks do not make."""
+    made = [hit for hit in case.hits("nccl-init-complete") if hit.groups["nranks"] != "1"]
+    first: list[Hit] = []
+    after: list[Hit] = []
+    for hit in case.hits("nccl-invalid-usage"):
+        collective = _OF_A_COLLECTIVE.match(hit.groups.get("call", "").removeprefix("nccl"))
+        exists = any(None in (one.rank, hit.rank) or one.rank == hit.rank for one in made if case.after(hit, one))
+        (after if collective or exists else first).append(hit)
+    if first:
+        title = "NCCL refuses the call: mostly two ranks on one GPU"
+        yield Candidate("gpu.duplicate", 0.42, title, first, *speakers(first))
+    for nth, cause in enumerate(("app.pg-misuse", "app.collective-mismatch") if after and not first else ()):
+        title = "NCCL refuses a call on a communicator that exists"
+        yield Candidate(cause, 0.42 - 0.04 * nth, title, after, *speakers(after))
+
+
 @diagnosis
 def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     """All ranks of one node wait in the same collective, joined over P2P, and none ever completed one.

@@ -277,7 +277,7 @@ says(
     why="The other process died or aborted first.",
 )
 says(
-    "nccl-error-number",
+    "nccl-invalid-usage",
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
     "NCCL operation {call} failed: invalid usage",  # XLA
@@ -285,10 +285,7 @@ says(
     ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
-    cause="gpu.duplicate",
-    strength=0.42,
     fold="NCCL error number",
-    title="NCCL refuses the call: mostly two ranks on one GPU",
     why="ncclInvalidUsage; NCCL_DEBUG=WARN says which use.",
 )
 says(

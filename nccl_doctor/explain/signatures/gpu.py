@@ -753,6 +753,8 @@ says(
     title="a host's CPU is throttled by heat",
     why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
+# Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature
+_NOTHING_READ = re.compile(r"GPU.*: ERR!|^(?!.*\b\d{1,3}C\b).*\|.*ERR!.*ERR!")
 says(
     "gpu-gone-more",
     "(rev ff)",
@@ -786,7 +788,19 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     # Xid 154 follows another fault, and is weighed as an Xid
-    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None,
+    where=lambda groups, line: (
+        re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
+        and ("ERR!" not in line or bool(_NOTHING_READ.search(line)))
+    ),
+)
+says(
+    "smi-field-unread",
+    "ERR!",
+    cause="gpu.fell-off-bus",
+    strength=0.42,
+    title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
+    why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
+    where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
 )
 says(
     "recovery-action",
@@ -850,6 +864,10 @@ says(
     title="the kernel runs without iommu=pt: RCCL warns that peer-to-peer transfers may hang",
     why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
 )
+# CUDA's error 400 is about a handle that another process has exported only where these files or calls are named
+_BETWEEN_PROCESSES = re.compile(
+    r"[Ii]pc|IPC|p2p\.cc|shm\.cc|ShareableHandle|custom_all_reduce|symmetric_memory|SymmetricMemory"
+)
 says(
     "p2p-more",
     "peer access{}not supported",
@@ -877,7 +895,17 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"rror|ail|WARN|not ", line))
         and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line)
+        and ("invalid resource handle" not in line or bool(_BETWEEN_PROCESSES.search(line)))
     ),
+)
+says(
+    "invalid-resource-handle",
+    "invalid resource handle",
+    cause="app.bad-tensor",
+    strength=0.56,
+    title="CUDA was given a stream, an event or memory of another device than the current one, or one that is gone",
+    why="CUDA's error 400: usually work for one GPU while another is the current device (no torch.cuda.set_device), or a handle that a fork or a reset left behind.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|WARN", line)) and not _BETWEEN_PROCESSES.search(line),
 )
 
 says(

@@ -76,15 +76,29 @@ says(
 _OF_THE_LAUNCHER = re.compile(
     r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv"
 )
+
+
+def _of_the_launcher(groups: dict[str, str], line: str) -> bool:
+    return _OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_")) is not None
+
+
 says(
     "launcher-argument-empty",
-    "error: argument {argument}: expected one argument",
     "error: argument {argument}: invalid int value: ''",
     cause="launch.env-missing",
     strength=0.93,
     title="{argument} was given an empty value: the variable that should fill it is not set",
-    why="A shell leaves out what is empty, or passes '' where it stands in quotes; argparse then finds nothing to read.",
-    where=lambda groups, line: bool(_OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_"))),
+    why="A shell passes '' where a variable that is not set stands in quotes; argparse then finds nothing to read.",
+    where=_of_the_launcher,
+)
+says(
+    "launcher-argument-without-value",
+    "error: argument {argument}: expected one argument",
+    cause="launch.env-missing",
+    strength=0.86,
+    title="{argument} was given no value: the variable that should fill it is not set, or the command leaves it out",
+    why="A shell leaves out a variable that is empty, and argparse cannot tell that from a value that nobody wrote: the command as it was typed tells.",
+    where=_of_the_launcher,
 )
 says(
     "ps-lite-env-missing",
@@ -270,8 +284,10 @@ says(
     "It looks like opal_init failed for some reason",
     "PMI_KVS_Get returned -1",
     "PMI{}_Init returned",
+    role=Role.SYMPTOM,
     cause="launch.rdzv",
     strength=0.46,
+    fold="MPI could not start",
     title="MPI itself could not start: its processes did not find each other, or a transport did not open",
     why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",

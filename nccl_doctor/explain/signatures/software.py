@@ -343,6 +343,7 @@ says(
     "nccl-frame",
     " nccl{name:word}",
     "(nccl{name:word}",
+    "`nccl{name:word}",  # lldb's
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.5,
@@ -350,9 +351,9 @@ says(
     title="a process crashed inside NCCL ({name})",
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
-        bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
+        bool(re.search(r"(?:@\s+0x|^\s*(?:\* )?(?:frame )?#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
         # a function: no type of a parameter, and no host that is called nccl-0
-        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
+        and bool(re.search(r"[ (`]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
 )

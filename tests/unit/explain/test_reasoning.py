@@ -1246,3 +1246,54 @@ def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> Non
     cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
     assert explain_text(cut).causes[0].id == "app.rank-exception"
     assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
+
+
+@pytest.mark.parametrize(
+    ("frame", "call"),
+    [
+        (
+            "    frame #3: 0x00007f1350a1d001 libnccl.so.2`ncclAllReduce(comm=0x55b0c0) at collectives.cc:90:3",
+            "ncclAllReduce",
+        ),
+        ("  * frame #2: 0x00007f1350a1b2c2 libmpi.so.40`PMPI_Barrier(comm=0x55b0) at barrier.c:76", "PMPI_Barrier"),
+        ("#2  0x00007f04da9e8885 in ncclGroupEnd () from /usr/lib/libnccl.so.2", "ncclGroupEnd"),
+    ],
+)
+def test_a_debuggers_stack_names_the_call_in_which_a_process_waits(frame: str, call: str) -> None:
+    stopped = "(lldb) bt all\n* thread #1, name = 'python3', stop reason = signal SIGSTOP\n"
+    top = "    frame #0: 0x00007f13a2c91117 libc.so.6`__futex_abstimed_wait_common + 200\n"
+    assert f"waits in {call};" in explain_text(f"{stopped}{top}{frame}\n").causes[0].title
+
+
+def test_one_field_that_nvidia_smi_cannot_read_is_no_gpu_that_is_gone() -> None:
+    row = "| N/A   31C    P0   ERR! / 300W |    412MiB / 32510MiB |      0%      Default |\n"
+    assert explain_text(row).verdict is Verdict.UNDECIDED
+    assert explain_text("|ERR!  ERR! ERR!    ERR! / ERR! |    412MiB / 32510MiB |\n").verdict is Verdict.CAUSE_FOUND
+    assert all(item.id != "gpu.fell-off-bus" for item in explain_text("npm ERR! code ELIFECYCLE\n").causes)
+
+
+def test_an_argument_without_a_value_may_have_been_left_out() -> None:
+    empty = explain_text("torchrun: error: argument --nnodes: invalid int value: ''\n").causes[0]
+    absent = explain_text("torchrun: error: argument --nnodes: expected one argument\n").causes[0]
+    assert empty.id == absent.id == "launch.env-missing"
+    assert "leaves it out" in absent.title and "leaves it out" not in empty.title
+    assert absent.confidence < empty.confidence
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        ("prometheus: Received SIGHUP, reloading configuration", False),
+        ("[INFO] caught the signal, reloading the configuration", False),
+        ('ts=2026-03-01T11:05:01Z caller=main.go:1100 level=info msg="Loading configuration file"', False),
+        ("Mar  1 11:05:02 gpu1 logrotate[99]: compressing and copying old files", False),
+        ("reloading the checkpoint of step 400", True),
+        ("rank 0: writing the index", True),
+    ],
+)
+def test_what_a_daemon_does_before_a_time_out_keeps_no_rank_busy(said: str, busy: bool) -> None:
+    late = (
+        "[rank3]:[E301 11:15:25.123456789 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds\n"
+    )
+    assert any("busy beyond" in cause.title for cause in explain_text(f"{said}\n{late}").causes) is busy
