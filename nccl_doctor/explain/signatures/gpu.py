@@ -773,8 +773,8 @@ says(
     "does not have the necessary power cables",
     "amdgpu: GPU reset begin",
     "amdgpu: GPU reset({count}) failed",
-    "AER: can't recover",
-    "device recovery failed",
+    "nvidia {pci}: AER: can't recover",
+    "amdgpu {pci}: AER: can't recover",
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
@@ -787,6 +787,14 @@ says(
     why="The PCIe device answers no more, or its link went down.",
     # Xid 154 follows another fault, and is weighed as an Xid
     where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None,
+)
+says(
+    "pcie-port-not-recovered",
+    "AER: device recovery failed",
+    cause="gpu.fell-off-bus",
+    strength=0.44,
+    title="a PCIe device did not recover from an error: the kernel names its port, not the device",
+    why="Printed for the port of any device without an error handler (sound, USB, Thunderbolt, and NVIDIA's driver too): lspci -t tells what is behind it.",
 )
 says(
     "recovery-action",

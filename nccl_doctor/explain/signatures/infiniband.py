@@ -22,6 +22,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
     "a work item failed: status {status:int}",  # MSCCL++
+    "got bad completion with status: {status:word}, vendor syndrome: {vendor}",  # RDMA_RC_example.c, and what was made from it
 )
 
 
@@ -47,8 +48,8 @@ def _status(*numbers: int) -> Guard:
 
     def guard(groups: dict[str, str], line: str) -> bool:
         status = groups.get("status", "")
-        number = re.search(r"\d+", status)
-        told = number is not None and int(number.group()) in numbers
+        number = re.search(r"0x[0-9a-f]+|\d+", status)
+        told = number is not None and int(number.group(), 16 if number.group().startswith("0x") else 10) in numbers
         return told or any(_STATUS[wanted] in status for wanted in numbers)
 
     return guard
@@ -616,6 +617,7 @@ says(
     "efa_rdm_{}error",
     "FI_EFA_ERR",
     why="An EFA request failed.",
+    where=lambda groups, line: re.search(r":(?:ofi_rxm|verbs|psm\w*|opx|tcp|sockets):", line) is None,
 )
 says(
     "efa-internal",
@@ -788,7 +790,7 @@ says(
 )
 says(
     "mpich-ofi",
-    "OFI {call:word} failed (",
+    "OFI {call} failed (",
     cause="net.plugin",
     strength=0.64,
     title="MPI's way over libfabric fails ({call})",
@@ -868,6 +870,16 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "rdma-device-plugin",
+    "missing RDMA device spec for device {device:word}, RDMA device",
+    "no Rdma Devices were found for resource",
+    "no devices in device pool, creating empty resource server for",
+    cause="ib.device-not-found",
+    strength=0.8,
+    title="Kubernetes' RDMA device plugin has no device to give",
+    why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
+)
 says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",

@@ -103,3 +103,19 @@ says(
     role=Role.HARMLESS,
     why="Open MPI could not bind a process to cores (often in a container) and goes on: it may be slower, and nothing has failed.",
 )
+says(
+    "mpi-collectives-library",
+    "ml_discover_hierarchy exited with error",
+    "is not available but requested in hierarchy:",
+    "mca_coll_hcoll_comm_query() Hcol library init failed",
+    "UCC library doesn't support MPI_THREAD_MULTIPLE",
+    "UCP worker does not support MPI_THREAD_MULTIPLE",
+    "mca_coll_ucc_init_ctx() UCC {}failed",
+    "[LOG_CAT_P2P] failed to init ucx",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.4,
+    fold="MPI's collectives library (hcoll, UCC) does not start",
+    title="MPI's collectives library (hcoll or UCC) does not start, and MPI uses its own collectives",
+    why="Slower, no failure of its own: -mca coll_hcoll_enable 0 (coll_ucc_enable 0) asks for it no more.",
+)

@@ -19,6 +19,8 @@ FOUND = {
     "ib.gdr": (
         "WARN: GPU cannot map UAR of device mlx5_4. Skipping...",
         f"{NVSHMEM}ibgda/ibgda.cpp:1242: cudaHostRegister with IoMemory failed with error=1. We may need to use a fallback path.",
+        "E0812 11:02:31.201 88 rdma_context.cpp:1343] DMA BUF supported required for GPU RDMA without nvidia-peermem",
+        "libfabric:ofi_rxm:cq:rxm_cq_read_write_error():819<warn> fi_cq_readerr: err: 5, prov_err: remote access error (10)",
         f"{NVSHMEM}ibrc/ibrc.cpp:1846: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
         "Couldn't allocate MR\nfailed to create mr\nERRNO: Bad address.",
         "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
@@ -27,6 +29,8 @@ FOUND = {
         f"{NVSHMEM}ibgda/ibgda.cpp:4834: no active IB device that supports GPU-initiated communication is found, exiting...",
         f"{NVSHMEM}ibrc/ibrc.cpp:1700: cound not find user specified HCA name: mlx5_9 port: 1, skipping",
         "E0812 11:02:31.201 88 rdma_transport.cpp:90] RdmaTransport: No available RNIC",
+        '2025/06/02 20:29:31 "missing RDMA device spec for device 0000:16:00.0, RDMA device \\"umad\\" not found"',
+        "2025/06/02 20:29:31 Warning: no Rdma Devices were found for resource hca_shared_devices_a",
     ),
     "sw.library-conflict": (
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
@@ -43,9 +47,14 @@ FOUND = {
     "app.pg-misuse": (
         f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
         f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
+        f"{W}Allocation failed. No suitable space found to accommodate size=0x2171600000 within limit=0x2d00000000",
         "/opt/nvshmem/src/device/init/init_device.cu:72: nvshmem API called before nvshmem_init",
         "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
+    ),
+    "ib.memlock": (
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
     ),
     "gpu.oom": ("/opt/nvshmem/src/host/mem/mem_heap.cpp:612: Not enough space for allocating memory",),
     "ib.gid-index": (
@@ -68,6 +77,7 @@ FOUND = {
     ),
     "ib.retry-exceeded": (
         "gke1:71:82 [2] NCCL WARN NET/gIB : Got completion from peer 10.3.0.9<41733> with status=12 opcode=0 len=0 vendor err 129",
+        "number 0 got bad completion with status: 0xc, vendor syndrome: 0x81",
         f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
     ),
     "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
@@ -76,6 +86,9 @@ FOUND = {
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
+        "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
+        "internal_Init(48306): MPI_Init(argc=0x7f, argv=0x7f) failed\n"
+        "create_vni_context(1049): OFI endpoint open failed (ofi_init.c:1049:create_vni_context:Cannot allocate memory)",
         "E0812 11:02:31 88 net_init.cc:90] Could not obtain NIC mappings from RxDM",
         "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
     ),
@@ -118,6 +131,9 @@ FOUND = {
         "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
     ),
     "net.wrong-interface": (
+        "RuntimeError: Remote NIXL agent engine ID mismatch. Expected 46126a31_dp0,received 96b1c4ff_dp0.",
+        "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This\nshould not happen.\n\n  Local host: pi02\n"
+        "  Message:    connect() to 169.254.140.13:1026 failed\n  Error:      Connection timed out (110)",
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'].",
     ),
 }
@@ -161,6 +177,22 @@ GUESSED = {
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
     "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
+    "net.plugin": (
+        "Traceback (most recent call last):\n  File \"serve.py\", line 37, in <module>\n    agent.register_memory(descs)\n"
+        "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND",
+        "[LOG_CAT_ML] component ucx_p2p is not available but requested in hierarchy: ucx_p2p:p2p\n"
+        "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
+        "[n3:831195] Error: coll_ucc_module.c:265 - mca_coll_ucc_init_ctx() UCC library doesn't support MPI_THREAD_MULTIPLE",
+    ),
+    "sys.clock-or-dns-or-fs": (
+        "[  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
+        "kernel: [  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
+        "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
+    ),
+    "gpu.fell-off-bus": (
+        "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
+        "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
+    ),
     "app.rank-exception": (
         "[2025-11-02 10:11:12] Received sigquit from a child process. It usually means the child failed.",
         "ray.exceptions.RayChannelError: System error: Channel closed.",
