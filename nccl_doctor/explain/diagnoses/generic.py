@@ -258,7 +258,11 @@ def _went_on_to(other: Hit | None, hit: Hit) -> bool:
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
-    told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
+    told = [
+        hit
+        for hit in case.hits("nccl-warn")
+        if not _SECONDARY.search(hit.text) and "Proxy Call to rank" not in hit.text
+    ]
     if told or case.summary.proofs:
         return
     went_on = {

@@ -78,6 +78,9 @@ says(
     "rm_init_adapter failed",
     "The NVIDIA probe routine failed",
     "nvidia: probe of {pci} failed with error",
+    "amdgpu {pci}: Fatal error during GPU init",
+    "amdgpu: Fatal error during GPU init",
+    "amdgpu: probe of {pci} failed with error",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
 )
 says(
@@ -85,6 +88,7 @@ says(
     "NVRM: API mismatch",
     "No firmware image found",
     "Direct firmware load for nvidia/{file} failed with error",
+    'Failed to load {}firmware "amdgpu/{file}"',
     cause="gpu.driver",
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",

@@ -789,6 +789,19 @@ says(
     ),
 )
 says(
+    "ucx-lacks",
+    "transport {names} is not available, please use one or more of",
+    "transports {names} are not available, please use one or more of",
+    "device {names} is not available, please use one or more of",
+    "devices {names} are not available, please use one or more of",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.46,
+    fold="UCX goes without what it was asked for",
+    title="UCX is asked for what it does not have here: {names}",
+    why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
+)
+says(
     "mpich-ofi",
     "OFI {call} failed (",
     cause="net.plugin",

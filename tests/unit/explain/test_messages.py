@@ -655,6 +655,11 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
+            "a GPU does not start: it needs a reset",
+            "[ 5.11] [drm:amdgpu_device_init [amdgpu]] *ERROR* hw_init of IP block <gfx_v11_0> failed -110\n"
+            "[ 5.13] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init",
+        ),
+        (
             "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here",
             "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0\nNo IB devices found",
         ),

@@ -52,7 +52,14 @@ FOUND = {
         "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
     ),
+    "ib.qp-connect": (
+        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_check:795:(pid 9): RTR2RTS_QP(0x504) op_mod(0x0) failed, "
+        "status bad parameter(0x3), syndrome (0x4bb88f)",
+    ),
     "ib.memlock": (
+        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
+        "status bad resource(0x5), syndrome (0x5a), err(-22)",
+        "infiniband mlx5_0: create_mkey_callback:131:(pid 0): async reg mr failed. status -12",
         "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
         "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
     ),
@@ -77,6 +84,8 @@ FOUND = {
     ),
     "ib.retry-exceeded": (
         "gke1:71:82 [2] NCCL WARN NET/gIB : Got completion from peer 10.3.0.9<41733> with status=12 opcode=0 len=0 vendor err 129",
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:527:(pid 0): Requestor error cqe on cqn 0x406:\n"
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x15, vendor syndrome 0x81",
         "number 0 got bad completion with status: 0xc, vendor syndrome: 0x81",
         f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
     ),
@@ -145,6 +154,7 @@ GUESSED = {
         'TimeoutError: status: DeadlineExceeded, message: "Timeout expired", details: [], metadata: MetadataMap { headers: {} }',
         "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
         "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x5, vendor syndrome 0xf9",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
         "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Decode instance could be dead, remote mooncake session 10.3.0.9:16211 is not alive",
@@ -180,6 +190,8 @@ GUESSED = {
     "net.plugin": (
         "Traceback (most recent call last):\n  File \"serve.py\", line 37, in <module>\n    agent.register_memory(descs)\n"
         "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND",
+        "[1746690477.97] [n1:611 :0] ucp_context.c:1268 UCX  WARN  transports 'cuda_ipc','cuda_copy' are not available, "
+        "please use one or more of: self, sm, tcp",
         "[LOG_CAT_ML] component ucx_p2p is not available but requested in hierarchy: ucx_p2p:p2p\n"
         "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
         "[n3:831195] Error: coll_ucc_module.c:265 - mca_coll_ucc_init_ctx() UCC library doesn't support MPI_THREAD_MULTIPLE",
@@ -198,6 +210,7 @@ GUESSED = {
         "ray.exceptions.RayChannelError: System error: Channel closed.",
     ),
     "net.wrong-interface": (
+        "w0:195:198 [0] proxy.cc:808 NCCL WARN Proxy Call to rank 1 failed (Connect)\nw0:195:198 [0] NCCL INFO transport/net.cc:319 -> 2",
         "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
     ),
 }  # fmt: skip
