@@ -993,6 +993,17 @@ says(
     why="libmlx5 prints each completion that carries an error; its dump and NCCL's own line tell which error.",
 )
 says(
+    "dpdk-completion",
+    "MLX5 Error CQE: at [",
+    "Unexpected CQE error syndrome",
+    role=Role.SYMPTOM,
+    cause="ib.qp-connect",
+    strength=0.4,
+    fold="failed requests of DPDK's mlx5 driver",
+    title="the adapter refused requests of a DPDK program",
+    why="DPDK's mlx5 driver prints each completion that carries an error; byte 55 of its dump is the syndrome.",
+)
+says(
     "collective-sizes-hint",
     "mismatch in collective sizes",
     "collective mismatch",

@@ -102,6 +102,15 @@ says(
     why="0x5 is mlx5's for a flushed request: a consequence of the first error of that queue pair, or of a peer that disconnected.",
 )
 says(
+    "umem-get",
+    "umem get failed (-{code:int})",
+    cause="ib.memlock",
+    strength=0.62,
+    title="the kernel cannot pin the pages that an adapter shall register",
+    why="-12 is the locked-memory limit, -95 memory of a file system (DAX) that forbids it. (-14 is an address that is no ordinary memory: a GPU's, without nvidia_peermem.)",
+    where=lambda groups, line: groups["code"] != "14",
+)
+says(
     "kernel-register-mr",
     "Failed to process command REG_MR (opcode {opcode:int}) comp_status {}err -12",
     "Failed to register mr [-12]",

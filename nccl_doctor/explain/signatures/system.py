@@ -358,6 +358,7 @@ says(
     "Cuda failure 999 'unknown error'",
     "CUDA error: unknown error",
     "Cuda failure 'unknown error'",
+    "Test CUDA failure {place} 'unknown error'",
     why="CUDA's error 999: the driver could not say more.",
 )
 

@@ -655,6 +655,10 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
+            "a GPU is gone or needs a reset",
+            "[31327.72] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=6, emitted seq=8",
+        ),
+        (
             "a GPU does not start: it needs a reset",
             "[ 5.11] [drm:amdgpu_device_init [amdgpu]] *ERROR* hw_init of IP block <gfx_v11_0> failed -110\n"
             "[ 5.13] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init",

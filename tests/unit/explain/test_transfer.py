@@ -13,6 +13,7 @@ EFA = "ip-10-7-0-4:51:99 [3] NCCL WARN NET/OFI Request 0x7a10 completed with err
 
 FOUND = {
     "sys.container": (
+        "dcp_recv(165)...................: Internal MPI error!  Cannot read from remote process",
         "slurmstepd: error: container_p_join: open failed for /var/nvme/slurm/77/.ns: No such file or directory",
         f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",
     ),
@@ -59,6 +60,7 @@ FOUND = {
     "ib.memlock": (
         "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
         "status bad resource(0x5), syndrome (0x5a), err(-22)",
+        "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
         "infiniband mlx5_0: create_mkey_callback:131:(pid 0): async reg mr failed. status -12",
         "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
         "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
@@ -95,6 +97,8 @@ FOUND = {
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
+        " [0] MPI startup(): dapl fabric is not available and fallback fabric is not enabled",
+        "[0] MPI startup(): cannot open dynamic library libdat2.so.2",
         "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
         "internal_Init(48306): MPI_Init(argc=0x7f, argv=0x7f) failed\n"
         "create_vni_context(1049): OFI endpoint open failed (ofi_init.c:1049:create_vni_context:Cannot allocate memory)",
@@ -154,6 +158,8 @@ GUESSED = {
         'TimeoutError: status: DeadlineExceeded, message: "Timeout expired", details: [], metadata: MetadataMap { headers: {} }',
         "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
         "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "[mpiexec@n1] control_cb (pmiserv_cb.c:202): assert (!closed) failed\n"
+        "[mpiexec@n1] main (mpiexec.c:331): process manager error waiting for completion",
         "[15601.66] infiniband mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x5, vendor syndrome 0xf9",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
         "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
@@ -205,6 +211,7 @@ GUESSED = {
         "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
         "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
     ),
+    "ib.qp-connect": ('Port 1, Test Case 0 "PASSED"!\nMLX5 Error CQE: at [0x7f6a7d20c000], len=64',),
     "app.rank-exception": (
         "[2025-11-02 10:11:12] Received sigquit from a child process. It usually means the child failed.",
         "ray.exceptions.RayChannelError: System error: Channel closed.",
