@@ -11,6 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
 
@@ -176,6 +177,9 @@ def _last_resort(case: Case) -> list[Candidate]:
     told = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
     if not told:
         return []
+    if last and all(bystanders.is_of_the_kernel(hit.text) for hit in last):
+        title = f"the kernel's log ends with {ending(last[-1].text, 110)!r}; what that did to a job, it does not say"
+        return [Candidate("sys.clock-or-dns-or-fs", 0.25, title, last, vague=True)]
     title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
     return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
 

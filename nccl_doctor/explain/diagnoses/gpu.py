@@ -425,7 +425,7 @@ def hung_task(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
-    """RmInitAdapter or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
+    """RmInitAdapter, amdgpu's init or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
     hits = case.hits("adapter-not-initialised")
     if hits and not case.has("driver-files-differ", "driver-refuses-gpu", "no-memory-region"):
         yield Candidate("gpu.fell-off-bus", 0.9, "a GPU does not start: it needs a reset", hits, *speakers(hits))

@@ -19,6 +19,16 @@ def is_of_a_service(text: str) -> bool:
     return _SERVICE.search(text, 0, 200) is not None
 
 
+_KERNEL = re.compile(
+    r"\bkernel: |^\W*(?:kern  :\w+\s*: )?\[\s*\d{1,8}\.\d{6}\]|^\W*\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\] "
+)
+
+
+def is_of_the_kernel(text: str) -> bool:
+    """Whether a line stands in a kernel's log (dmesg, with or without -T, or syslog): no rank wrote it."""
+    return _KERNEL.search(text, 0, 200) is not None
+
+
 # A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
 _OF_A_MODEL = re.compile(r"\bPrompt: ['\"].*, Generated text: ['\"]|\b(?:Input|Output) \[Text \d+(?: Beam \d+)?\]: ")
 

@@ -78,6 +78,9 @@ says(
     "rm_init_adapter failed",
     "The NVIDIA probe routine failed",
     "nvidia: probe of {pci} failed with error",
+    "amdgpu {pci}: Fatal error during GPU init",
+    "amdgpu: Fatal error during GPU init",
+    "amdgpu: probe of {pci} failed with error",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
 )
 says(
@@ -85,6 +88,7 @@ says(
     "NVRM: API mismatch",
     "No firmware image found",
     "Direct firmware load for nvidia/{file} failed with error",
+    'Failed to load {}firmware "amdgpu/{file}"',
     cause="gpu.driver",
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",
@@ -662,7 +666,6 @@ says(
     "is not supported by this build",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
-    "amdgpu{}ring {}timeout",
     "HSA_STATUS_ERROR",
     "nvml error: driver",
     "driver rpc error",
@@ -774,9 +777,10 @@ says(
     "has been removed from the bus",
     "does not have the necessary power cables",
     "amdgpu: GPU reset begin",
+    "amdgpu{}ring {}timeout",
     "amdgpu: GPU reset({count}) failed",
-    "AER: can't recover",
-    "device recovery failed",
+    "nvidia {pci}: AER: can't recover",
+    "amdgpu {pci}: AER: can't recover",
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
@@ -801,6 +805,14 @@ says(
     title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
     why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
     where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
+)
+says(
+    "pcie-port-not-recovered",
+    "AER: device recovery failed",
+    cause="gpu.fell-off-bus",
+    strength=0.44,
+    title="a PCIe device did not recover from an error: the kernel names its port, not the device",
+    why="Printed for the port of any device without an error handler (sound, USB, Thunderbolt, and NVIDIA's driver too): lspci -t tells what is behind it.",
 )
 says(
     "recovery-action",

@@ -22,6 +22,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
     "a work item failed: status {status:int}",  # MSCCL++
+    "got bad completion with status: {status:word}, vendor syndrome: {vendor}",  # RDMA_RC_example.c, and what was made from it
 )
 
 
@@ -47,8 +48,8 @@ def _status(*numbers: int) -> Guard:
 
     def guard(groups: dict[str, str], line: str) -> bool:
         status = groups.get("status", "")
-        number = re.search(r"\d+", status)
-        told = number is not None and int(number.group()) in numbers
+        number = re.search(r"0x[0-9a-f]+|\d+", status)
+        told = number is not None and int(number.group(), 16 if number.group().startswith("0x") else 10) in numbers
         return told or any(_STATUS[wanted] in status for wanted in numbers)
 
     return guard
@@ -616,6 +617,7 @@ says(
     "efa_rdm_{}error",
     "FI_EFA_ERR",
     why="An EFA request failed.",
+    where=lambda groups, line: re.search(r":(?:ofi_rxm|verbs|psm\w*|opx|tcp|sockets):", line) is None,
 )
 says(
     "efa-internal",
@@ -787,8 +789,21 @@ says(
     ),
 )
 says(
+    "ucx-lacks",
+    "transport {names} is not available, please use one or more of",
+    "transports {names} are not available, please use one or more of",
+    "device {names} is not available, please use one or more of",
+    "devices {names} are not available, please use one or more of",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.46,
+    fold="UCX goes without what it was asked for",
+    title="UCX is asked for what it does not have here: {names}",
+    why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
+)
+says(
     "mpich-ofi",
-    "OFI {call:word} failed (",
+    "OFI {call} failed (",
     cause="net.plugin",
     strength=0.64,
     title="MPI's way over libfabric fails ({call})",
@@ -868,6 +883,16 @@ says(
 )
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
+says(
+    "rdma-device-plugin",
+    "missing RDMA device spec for device {device:word}, RDMA device",
+    "no Rdma Devices were found for resource",
+    "no devices in device pool, creating empty resource server for",
+    cause="ib.device-not-found",
+    strength=0.8,
+    title="Kubernetes' RDMA device plugin has no device to give",
+    why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
+)
 says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
@@ -966,6 +991,17 @@ says(
     strength=0.5,
     title="the HCA's driver reports a failed RDMA operation",
     why="libmlx5 prints each completion that carries an error; its dump and NCCL's own line tell which error.",
+)
+says(
+    "dpdk-completion",
+    "MLX5 Error CQE: at [",
+    "Unexpected CQE error syndrome",
+    role=Role.SYMPTOM,
+    cause="ib.qp-connect",
+    strength=0.4,
+    fold="failed requests of DPDK's mlx5 driver",
+    title="the adapter refused requests of a DPDK program",
+    why="DPDK's mlx5 driver prints each completion that carries an error; byte 55 of its dump is the syndrome.",
 )
 says(
     "collective-sizes-hint",

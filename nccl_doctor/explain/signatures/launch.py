@@ -599,6 +599,11 @@ says(
     why="MPI's own TCP connections fail although ssh works.",
 )
 says(
+    "mpi-connect-address",
+    "Message:    connect() to {address} failed",
+    why="The address that Open MPI could not connect to (its help-mpi-btl-tcp.txt).",
+)
+says(
     "mpi-translated",
     "btl: tcp: Match incoming connection from {peer} with locally known IP {address} failed",
     "Open MPI detected an inbound MPI TCP connection request from a peer",

@@ -1,4 +1,4 @@
-"""What Open MPI's launcher (ORTE, since 5.0 PRRTE) and its transports refuse: the texts of their ``help-*.txt`` files."""
+"""What MPI refuses: Open MPI's launcher (ORTE, since 5.0 PRRTE) and transports in their ``help-*.txt``, Intel MPI, MPICH."""
 
 from __future__ import annotations
 
@@ -102,4 +102,53 @@ says(
     "tried to bind a new process, but something went wrong and the",
     role=Role.HARMLESS,
     why="Open MPI could not bind a process to cores (often in a container) and goes on: it may be slower, and nothing has failed.",
+)
+says(
+    "mpi-collectives-library",
+    "ml_discover_hierarchy exited with error",
+    "is not available but requested in hierarchy:",
+    "mca_coll_hcoll_comm_query() Hcol library init failed",
+    "UCC library doesn't support MPI_THREAD_MULTIPLE",
+    "UCP worker does not support MPI_THREAD_MULTIPLE",
+    "mca_coll_ucc_init_ctx() UCC {}failed",
+    "[LOG_CAT_P2P] failed to init ucx",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.4,
+    fold="MPI's collectives library (hcoll, UCC) does not start",
+    title="MPI's collectives library (hcoll or UCC) does not start, and MPI uses its own collectives",
+    why="Slower, no failure of its own: -mca coll_hcoll_enable 0 (coll_ucc_enable 0) asks for it no more.",
+)
+
+# --- Intel MPI and MPICH
+says(
+    "intel-mpi-fabric",
+    " fabric is not available and fallback fabric is not enabled",
+    "MPI startup(): cannot open dynamic library lib",
+    "Driver initialization failure on /dev/",
+    cause="net.plugin",
+    strength=0.68,
+    title="Intel MPI cannot use the fabric that it was told to use",
+    why="I_MPI_FABRICS (or the build's default) names a fabric whose library (libdat2.so, libtmi.so, libfabric) or device is missing here; I_MPI_FALLBACK=1 lets it take another.",
+)
+says(
+    "mpi-reads-no-memory",
+    "Cannot read from remote process",
+    "process_vm_readv{}Operation not permitted",
+    cause="sys.container",
+    strength=0.82,
+    title="MPI may not read the memory of its neighbour process: ptrace is restricted (Yama, a container without SYS_PTRACE)",
+    why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope and seccomp forbid.",
+)
+says(
+    "hydra-gives-up",
+    "process manager error waiting for completion",
+    "demux engine error waiting for event",
+    "launcher returned error waiting for completion",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="Hydra's processes give up",
+    title="mpiexec (Hydra) lost one of its proxies or processes: why, its own log does not say",
+    why="Each caller adds its line on the way up; the first line, or the process that ended first, tells more.",
 )

@@ -95,7 +95,6 @@ says(
     "dlvsym failed",
     "compiled with NCCL version {a}, but is running with NCCL library version {b}",
     "undefined reference to",
-    "double free or corruption",
     "version mismatch{}libnccl",
     "file too short",
     "cannot allocate memory in static TLS block",
@@ -109,6 +108,14 @@ says(
             line,
         )
     ),
+)
+says(
+    "heap-corrupted",
+    "double free or corruption",
+    cause="sw.library-conflict",
+    strength=0.76,
+    title="a process's heap is corrupted: two builds of one library in it, or its own bug",
+    why="glibc finds memory freed twice or its bookkeeping overwritten: often an extension built against another torch or C++ library, else a bug, or a device that wrote where it should not.",
 )
 says(
     "toolkit-mismatch",

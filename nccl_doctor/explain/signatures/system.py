@@ -143,7 +143,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
@@ -306,7 +306,10 @@ says(
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble or a stale handle.",
     where=lambda groups, line: (
-        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(", line)
+        not re.search(
+            r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(|register (?:memory|MR|mr)\b",
+            line,
+        )
     ),  # status -3: UCX's
 )
 
@@ -355,6 +358,7 @@ says(
     "Cuda failure 999 'unknown error'",
     "CUDA error: unknown error",
     "Cuda failure 'unknown error'",
+    "Test CUDA failure {place} 'unknown error'",
     why="CUDA's error 999: the driver could not say more.",
 )
 

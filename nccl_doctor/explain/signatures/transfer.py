@@ -206,6 +206,39 @@ says(
     why="They must agree on version, model, data type, page size and layout of the cache.",
 )
 says(
+    "nixl-other-engine",
+    "Remote NIXL agent engine ID mismatch",
+    cause="net.wrong-interface",
+    strength=0.84,
+    title="a NIXL handshake reached another engine than the one it meant: VLLM_NIXL_SIDE_CHANNEL_HOST (its default is localhost) and _PORT",
+    why="The side channel's address is the one that the other instance told: unset it is localhost, where each finds itself; else two engines share an address and port.",
+)
+says(
+    "nixl-plugin",
+    "createBackend: unsupported backend '{backend}'",
+    "getPluginParams: backend '{backend}' not found",
+    "Failed to find nixl_plugin_init in",
+    "Plugin API version mismatch for {file}: expected",
+    "Plugin directory does not exist or is not readable:",
+    cause="net.plugin",
+    strength=0.82,
+    title="NIXL has no plugin for its backend: {backend}",
+    why="libplugin_{BACKEND}.so is not in NIXL_PLUGIN_DIR, of another version, or the library it needs (UCX's libucp.so) is not found: ldd shows it.",
+)
+says(
+    "nixl-backend",
+    "NIXL_ERR_BACKEND",
+    "registerMem: registration failed for the specified or all potential backends",
+    "backend creation failed for '",
+    "backend initialization error for '",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="NIXL's backend refused",
+    title="NIXL's backend (UCX, where no other is named) refused",
+    why="The reason is the backend's: its lines with UCX_LOG_LEVEL=info tell. GPU memory that cannot be registered is often a UCX without CUDA, or a second UCX beside the wheel's own.",
+)
+says(
     "mooncake-no-device",
     "RdmaTransport: No available RNIC",
     "No matched device found: {device}",
@@ -224,6 +257,26 @@ says(
     strength=0.86,
     title="the GID that Mooncake uses is empty: MC_GID_INDEX does not fit this port",
     why="The port's GID table has no entry at that index (RoCE v2 over IPv4 is often 3).",
+)
+says(
+    "mooncake-registers-gpu",
+    "DMA BUF supported required for GPU RDMA",
+    "Failed to retrieve dmabuf for {address:word}",
+    "Failed to export dma_buf for addr=",
+    cause="ib.gdr",
+    strength=0.84,
+    title="GPU memory cannot be registered for Mooncake's transfers",
+    why="Neither nvidia_peermem nor DMA-BUF lets the adapter reach this memory.",
+)
+says(
+    "mooncake-registers",
+    "Failed to register memory {address:word}: {error} [{errno:int}]",
+    "Failed to register memory region (chunk",
+    cause="ib.memlock",
+    strength=0.72,
+    title="the adapter registers no memory for Mooncake: {error}",
+    why="ENOMEM is the locked-memory limit or the adapter's keys; ERANGE, EINVAL and EIO are a driver that registers no such size (its max_mr_size) or kind of memory.",
+    where=lambda groups, line: "Bad address" not in line,
 )
 says(
     "mooncake-handshake",

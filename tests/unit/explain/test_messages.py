@@ -655,6 +655,23 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
+            "a GPU is gone or needs a reset",
+            "[31327.72] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=6, emitted seq=8",
+        ),
+        (
+            "a GPU does not start: it needs a reset",
+            "[ 5.11] [drm:amdgpu_device_init [amdgpu]] *ERROR* hw_init of IP block <gfx_v11_0> failed -110\n"
+            "[ 5.13] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init",
+        ),
+        (
+            "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here",
+            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0\nNo IB devices found",
+        ),
+        (
+            "the IOMMU blocks direct transfers between devices (page faults in the kernel log)",
+            "double free or corruption (!prev)\n[ 7460.483919] nvidia 0000:81:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x001c]",
+        ),
+        (
             "CUDA is not ready: the fabric manager is not running (error 802)",
             "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
         ),

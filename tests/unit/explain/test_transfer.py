@@ -13,12 +13,15 @@ EFA = "ip-10-7-0-4:51:99 [3] NCCL WARN NET/OFI Request 0x7a10 completed with err
 
 FOUND = {
     "sys.container": (
+        "dcp_recv(165)...................: Internal MPI error!  Cannot read from remote process",
         "slurmstepd: error: container_p_join: open failed for /var/nvme/slurm/77/.ns: No such file or directory",
         f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",
     ),
     "ib.gdr": (
         "WARN: GPU cannot map UAR of device mlx5_4. Skipping...",
         f"{NVSHMEM}ibgda/ibgda.cpp:1242: cudaHostRegister with IoMemory failed with error=1. We may need to use a fallback path.",
+        "E0812 11:02:31.201 88 rdma_context.cpp:1343] DMA BUF supported required for GPU RDMA without nvidia-peermem",
+        "libfabric:ofi_rxm:cq:rxm_cq_read_write_error():819<warn> fi_cq_readerr: err: 5, prov_err: remote access error (10)",
         f"{NVSHMEM}ibrc/ibrc.cpp:1846: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
         "Couldn't allocate MR\nfailed to create mr\nERRNO: Bad address.",
         "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
@@ -27,6 +30,8 @@ FOUND = {
         f"{NVSHMEM}ibgda/ibgda.cpp:4834: no active IB device that supports GPU-initiated communication is found, exiting...",
         f"{NVSHMEM}ibrc/ibrc.cpp:1700: cound not find user specified HCA name: mlx5_9 port: 1, skipping",
         "E0812 11:02:31.201 88 rdma_transport.cpp:90] RdmaTransport: No available RNIC",
+        '2025/06/02 20:29:31 "missing RDMA device spec for device 0000:16:00.0, RDMA device \\"umad\\" not found"',
+        "2025/06/02 20:29:31 Warning: no Rdma Devices were found for resource hca_shared_devices_a",
     ),
     "sw.library-conflict": (
         "/opt/nvshmem/src/host/init/init.cu:1228: NVSHMEM device library version does not match with NVSHMEM host library version",
@@ -43,9 +48,22 @@ FOUND = {
     "app.pg-misuse": (
         f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
         f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
+        f"{W}Allocation failed. No suitable space found to accommodate size=0x2171600000 within limit=0x2d00000000",
         "/opt/nvshmem/src/device/init/init_device.cu:72: nvshmem API called before nvshmem_init",
         "RuntimeError: NIXL compatibility hash mismatch. Local: 8a1, Remote: 77c.",
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
+    ),
+    "ib.qp-connect": (
+        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_check:795:(pid 9): RTR2RTS_QP(0x504) op_mod(0x0) failed, "
+        "status bad parameter(0x3), syndrome (0x4bb88f)",
+    ),
+    "ib.memlock": (
+        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
+        "status bad resource(0x5), syndrome (0x5a), err(-22)",
+        "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
+        "infiniband mlx5_0: create_mkey_callback:131:(pid 0): async reg mr failed. status -12",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
     ),
     "gpu.oom": ("/opt/nvshmem/src/host/mem/mem_heap.cpp:612: Not enough space for allocating memory",),
     "ib.gid-index": (
@@ -68,6 +86,9 @@ FOUND = {
     ),
     "ib.retry-exceeded": (
         "gke1:71:82 [2] NCCL WARN NET/gIB : Got completion from peer 10.3.0.9<41733> with status=12 opcode=0 len=0 vendor err 129",
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:527:(pid 0): Requestor error cqe on cqn 0x406:\n"
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x15, vendor syndrome 0x81",
+        "number 0 got bad completion with status: 0xc, vendor syndrome: 0x81",
         f"{W}NET/IB: Could not find a functional device to post the probe for request 0x7f00 (id=8)",
     ),
     "sys.host-oom": (f"{W}Unrecoverable error detected: malloc(size=4096) returned null.",),
@@ -76,6 +97,11 @@ FOUND = {
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
+        " [0] MPI startup(): dapl fabric is not available and fallback fabric is not enabled",
+        "[0] MPI startup(): cannot open dynamic library libdat2.so.2",
+        "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
+        "internal_Init(48306): MPI_Init(argc=0x7f, argv=0x7f) failed\n"
+        "create_vni_context(1049): OFI endpoint open failed (ofi_init.c:1049:create_vni_context:Cannot allocate memory)",
         "E0812 11:02:31 88 net_init.cc:90] Could not obtain NIC mappings from RxDM",
         "n1:7:9 [0] NCCL WARN NET/OFI EFA provider requires at least libfabric version 1.22.0.",
     ),
@@ -118,6 +144,9 @@ FOUND = {
         "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
     ),
     "net.wrong-interface": (
+        "RuntimeError: Remote NIXL agent engine ID mismatch. Expected 46126a31_dp0,received 96b1c4ff_dp0.",
+        "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This\nshould not happen.\n\n  Local host: pi02\n"
+        "  Message:    connect() to 169.254.140.13:1026 failed\n  Error:      Connection timed out (110)",
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'].",
     ),
 }
@@ -129,6 +158,9 @@ GUESSED = {
         'TimeoutError: status: DeadlineExceeded, message: "Timeout expired", details: [], metadata: MetadataMap { headers: {} }',
         "gb3:71:82 [2] NCCL INFO RAS keep-alive timeout error (20s) on socket connection with 10.3.0.9<41733>",
         "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "[mpiexec@n1] control_cb (pmiserv_cb.c:202): assert (!closed) failed\n"
+        "[mpiexec@n1] main (mpiexec.c:331): process manager error waiting for completion",
+        "[15601.66] infiniband mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x5, vendor syndrome 0xf9",
         "[2026-08-02 10:11:12 TP3] Losing connection with prefill instance (bootstrap_addr: 10.3.0.7:8998), 9 requests affected",
         "[2026-08-02 10:11:12 TP0] Prefill transfer failed for request rank=0 req.rid='r' with exception "
         "KVTransferError(bootstrap_room=4): Decode instance could be dead, remote mooncake session 10.3.0.9:16211 is not alive",
@@ -161,11 +193,31 @@ GUESSED = {
     "ib.gdr": ("cat: /sys/kernel/mm/memory_peers/nv_mem/version: No such file or directory",),
     "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
+    "net.plugin": (
+        "Traceback (most recent call last):\n  File \"serve.py\", line 37, in <module>\n    agent.register_memory(descs)\n"
+        "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND",
+        "[1746690477.97] [n1:611 :0] ucp_context.c:1268 UCX  WARN  transports 'cuda_ipc','cuda_copy' are not available, "
+        "please use one or more of: self, sm, tcp",
+        "[LOG_CAT_ML] component ucx_p2p is not available but requested in hierarchy: ucx_p2p:p2p\n"
+        "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
+        "[n3:831195] Error: coll_ucc_module.c:265 - mca_coll_ucc_init_ctx() UCC library doesn't support MPI_THREAD_MULTIPLE",
+    ),
+    "sys.clock-or-dns-or-fs": (
+        "[  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
+        "kernel: [  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
+        "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
+    ),
+    "gpu.fell-off-bus": (
+        "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
+        "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
+    ),
+    "ib.qp-connect": ('Port 1, Test Case 0 "PASSED"!\nMLX5 Error CQE: at [0x7f6a7d20c000], len=64',),
     "app.rank-exception": (
         "[2025-11-02 10:11:12] Received sigquit from a child process. It usually means the child failed.",
         "ray.exceptions.RayChannelError: System error: Channel closed.",
     ),
     "net.wrong-interface": (
+        "w0:195:198 [0] proxy.cc:808 NCCL WARN Proxy Call to rank 1 failed (Connect)\nw0:195:198 [0] NCCL INFO transport/net.cc:319 -> 2",
         "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
     ),
 }  # fmt: skip
