@@ -281,6 +281,10 @@ says(
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
     "NCCL operation {call} failed: invalid usage",  # XLA
+    "NCCL error({code:int}), invalid usage",  # Paddle
+    "Nccl error, invalid usage",  # Paddle before 2.2
+    "NCCL_ERROR: b'invalid usage'",  # RAPIDS
+    "NCCL_ERROR_INVALID_USAGE: invalid usage",  # CuPy
     "invalid usage (run with NCCL_DEBUG",
     ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
@@ -290,6 +294,16 @@ says(
     fold="NCCL error number",
     title="NCCL refuses the call: mostly two ranks on one GPU",
     why="ncclInvalidUsage; NCCL_DEBUG=WARN says which use.",
+)
+says(
+    "paddle-nccl-errno",
+    "Increase shared memory by setting the -shm-size option when starting docker container",
+    role=Role.SYMPTOM,
+    cause="sys.shm",
+    strength=0.42,
+    fold="Paddle's advice on NCCL's error",
+    title="a call of NCCL failed while the system's last error was a shortage: /dev/shm, usually",
+    why="Paddle prints it below any error of NCCL where errno is ENOSPC or EAGAIN; that may be left from an earlier call.",
 )
 says(
     "nccl-error-number-cuda",
@@ -520,6 +534,14 @@ says(
     fold="OneFlow lost a machine",
     title="machine {machine} of the OneFlow job is gone",
     why="Its process ended, or the network between broke; that machine's own log says which.",
+)
+says(
+    "tensorflow-without-nccl",
+    "No OpKernel was registered to support Op 'Nccl{operation:word}'",
+    cause="sw.no-nccl-backend",
+    strength=0.93,
+    title="this TensorFlow has no NCCL, as builds for Windows: MirroredStrategy(cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())",
+    why="The kernels of TensorFlow's collectives are in the builds for Linux with CUDA only.",
 )
 says(
     "mxnet-built-without",
