@@ -458,6 +458,14 @@ says(
     why="wandb asks for the key on a terminal; a rank has none, and wandb.init raises.",
 )
 says(
+    "tracker-asks",
+    "wandb: Enter your choice:",
+    cause="unrelated",
+    strength=0.5,
+    title="Weights & Biases asks for a login, and a rank has no terminal to answer: log in before the job, or set WANDB_MODE=offline (or disabled)",
+    why="On a terminal somebody may have answered.",
+)
+says(
     "config-refused",
     "Could not override '{key}'",
     "Key '{key}' is not in struct",

@@ -518,6 +518,7 @@ says(
     "ep:[{peer}] grpc error:Connect Failed",
     "Cannot connect to remove server {peer}. Wait to retry",  # DGL's own spelling
     '"syscall":"connect","target_address":"{peer}"',  # gRPC before 1.30
+    "Connecting to {peer} failed, waiting for {milliseconds:int} milliseconds",  # LightGBM
     role=Role.SYMPTOM,
     cause="launch.world-size",
     strength=0.47,

@@ -230,6 +230,23 @@ says(
     where=lambda groups, line: "tcp_socket.cc" in line and "annot assign" not in line,
 )
 says(
+    "lightgbm-port",
+    "Binding port {port:int} failed",
+    cause="net.port-in-use",
+    strength=0.85,
+    title="LightGBM cannot listen on port {port}: a worker of an earlier or another training has it (local_listen_port, machines)",
+    why="Each worker listens on the port that the list of machines gives it; on one host each needs one of its own.",
+    where=lambda groups, line: "LightGBM" in line,
+)
+says(
+    "lightgbm-machines",
+    "Machine list file doesn't contain the local machine",
+    cause="net.wrong-interface",
+    strength=0.85,
+    title="LightGBM's list of machines has no address and port of this host",
+    why="It compares the list with the addresses of its own interfaces: a name, or an address outside of the container, is none of them.",
+)
+says(
     "ps-lite-address",
     "Check failed: !ip.empty() failed to get ip",
     "Check failed: (my_node_.port) != (-1) bind failed",

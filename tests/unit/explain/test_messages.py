@@ -675,3 +675,10 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+def test_a_tracker_that_asks_where_nobody_answers() -> None:
+    got = explain_text(
+        "wandb: Enter your choice: [2024-09-14 11:10:18,321] [INFO] [launch.py:316] Killing subprocess 7\n"
+    )
+    assert got.causes[0].title.startswith("Weights & Biases asks for a login")

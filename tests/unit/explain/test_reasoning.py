@@ -535,6 +535,14 @@ def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
     assert got.causes[0].evidence[0].text.startswith("E0312")
 
 
+def test_a_message_that_begins_below_the_name_of_its_exception_is_told() -> None:
+    frames = 'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in <module>\n    main()\n'
+    assert (
+        "raised RuntimeError: 4 is not 8" in explain_text(f"{frames}RuntimeError: \n    4 is not 8\n").causes[0].title
+    )
+    assert "raised AssertionError at" in explain_text(f"{frames}AssertionError\n").causes[0].title
+
+
 def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
     assert ending(text, 110).startswith("… the endpoint")
