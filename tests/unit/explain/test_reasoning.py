@@ -1254,3 +1254,18 @@ def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> Non
     cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
     assert explain_text(cut).causes[0].id == "app.rank-exception"
     assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
+
+
+def test_a_fix_says_what_of_it_was_done_already() -> None:
+    failed = "gpu31:4:4 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'\n"
+    done = "(NCCL_P2P_DISABLE=1 is set already.)"
+    assert explain_text(f"NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 10\n{failed}").causes[0].fixes[0].text.endswith(done)
+    assert "already" not in explain_text(failed).causes[0].fixes[0].text
+
+
+def test_what_a_program_advises_is_not_set() -> None:
+    advice = (
+        "OSError: (External) Nccl error, unhandled system error, detail: No space left\n1. export NCCL_SHM_DISABLE=1;\n"
+    )
+    assert not explain_text(advice).worth_knowing
+    assert explain_text(advice.replace("1. export", "export")).worth_knowing
