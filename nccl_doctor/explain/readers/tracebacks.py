@@ -25,6 +25,7 @@ _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich d
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
+_TWICE = re.compile(r"^(\w{1,60}?(?:Error|Exception))(?:\1){1,64}$")  # several ranks' at once, without a prefix
 _OF_RANK = re.compile(r"\(RANK (\d{1,6})\)\s*$")  # torch's distributed checkpoint tells on every rank what one raised
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
@@ -228,7 +229,8 @@ class Tracebacks:
         if found and len(self._found) < KEEP_TRACEBACKS:
             hit = self._kept.hit("exception", said)
             message = _message(found.group(2) or "")
-            self._found.append(Traceback(body.split(":")[0], message, hit, said.number, known=tuple(said.known)))
+            kind = _TWICE.sub(r"\1", body.split(":")[0])
+            self._found.append(Traceback(kind, message, hit, said.number, known=tuple(said.known)))
 
 
 def _process(line: prefix.Line) -> str:

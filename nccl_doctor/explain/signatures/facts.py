@@ -287,6 +287,10 @@ says(
     "NCCL error {place} '{text}'",
     "NCCL operation {place} failed: {text}",  # XLA
     "NCCL failure :{text}",  # XGBoost
+    "NCCL error({code:int}), {text}",  # Paddle
+    "Nccl error, {text}",  # Paddle before 2.2
+    "NCCL_ERROR: b'{text}'",  # RAPIDS
+    "NCCL_ERROR_{name:word}: {text}",  # CuPy
     "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
     "unhandled system error",
     "internal error - please report this issue to the NCCL developers",

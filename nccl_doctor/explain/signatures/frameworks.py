@@ -281,12 +281,26 @@ says(
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
     "NCCL operation {call} failed: invalid usage",  # XLA
+    "NCCL error({code:int}), invalid usage",  # Paddle
+    "Nccl error, invalid usage",  # Paddle before 2.2
+    "NCCL_ERROR: b'invalid usage'",  # RAPIDS
+    "NCCL_ERROR_INVALID_USAGE: invalid usage",  # CuPy
     "invalid usage (run with NCCL_DEBUG",
     ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
     fold="NCCL error number",
     why="ncclInvalidUsage; NCCL_DEBUG=WARN says which use.",
+)
+says(
+    "paddle-nccl-errno",
+    "Increase shared memory by setting the -shm-size option when starting docker container",
+    role=Role.SYMPTOM,
+    cause="sys.shm",
+    strength=0.42,
+    fold="Paddle's advice on NCCL's error",
+    title="a call of NCCL failed while the system's last error was a shortage: /dev/shm, usually",
+    why="Paddle prints it below any error of NCCL where errno is ENOSPC or EAGAIN; that may be left from an earlier call.",
 )
 says(
     "nccl-error-number-cuda",
@@ -501,6 +515,7 @@ says(
     "ep:[{peer}] grpc error:Connect Failed",
     "Cannot connect to remove server {peer}. Wait to retry",  # DGL's own spelling
     '"syscall":"connect","target_address":"{peer}"',  # gRPC before 1.30
+    "Connecting to {peer} failed, waiting for {milliseconds:int} milliseconds",  # LightGBM
     role=Role.SYMPTOM,
     cause="launch.world-size",
     strength=0.47,
@@ -517,6 +532,14 @@ says(
     fold="OneFlow lost a machine",
     title="machine {machine} of the OneFlow job is gone",
     why="Its process ended, or the network between broke; that machine's own log says which.",
+)
+says(
+    "tensorflow-without-nccl",
+    "No OpKernel was registered to support Op 'Nccl{operation:word}'",
+    cause="sw.no-nccl-backend",
+    strength=0.93,
+    title="this TensorFlow has no NCCL, as builds for Windows: MirroredStrategy(cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())",
+    why="The kernels of TensorFlow's collectives are in the builds for Linux with CUDA only.",
 )
 says(
     "mxnet-built-without",

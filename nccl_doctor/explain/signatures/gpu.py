@@ -492,30 +492,41 @@ says(
     "driver version is insufficient for CUDA runtime version",
     "The NVIDIA driver on your system is too old",
     "Driver/library version mismatch",
-    "no kernel image is available for execution on the device",
     "unsupported toolchain",
     "forward compatibility was attempted on non supported HW",
-    "is not compatible with the current PyTorch installation",
     "the provided PTX was compiled with an unsupported",
     "API mismatch: the client has version",
     "CUDA driver version is insufficient",
     "cudaErrorInsufficientDriver",
-    "cudaErrorNoKernelImageForDevice",
     "cudaErrorCompatNotSupportedOnDevice",
     "cudaErrorUnsupportedPtxVersion",
     "unsatisfied condition: cuda>=",
     "Failed to initialize NVML: Driver",
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
-    "HIP error: invalid device function",
     "does not support the feature level of the NVIDIA driver",
     "requires a newer driver",
     "compatibility mode is UNAVAILABLE",
     "CUDA initialization: The NVIDIA driver",
-    "No kernel image",
     cause="gpu.driver",
     strength=0.94,
     title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
-    why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.",
+    why="The driver is too old for the CUDA runtime, or does not match its libraries.",
+    where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
+)
+says(
+    "no-code-for-the-gpu",
+    "no kernel image is available for execution on the device",
+    "No kernel image",
+    "cudaErrorNoKernelImageForDevice",
+    "is not compatible with the current PyTorch installation",
+    "HIP error: invalid device function",
+    "ptxas fatal{}: Value '{architecture}' is not defined for option 'gpu-name'",
+    "Unsupported gpu architecture '{architecture}'",  # nvcc
+    "nvrtc: error: invalid value for --gpu-architecture",
+    cause="gpu.driver",
+    strength=0.94,
+    title="the build has no code for this GPU: torch, an extension or the compiler's toolkit is older than the GPU, or made for others",
+    why="Kernels are compiled for the architectures that a build lists; the driver is not to blame.",
     where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
 )
 
@@ -528,9 +539,7 @@ says(
     "Verification error @ element",
     "cudaIpcOpenMemHandle failed",
     "failed to open CUDA IPC handle",
-    "peer mapping resources exhausted",
     "cudaErrorPeerAccessUnsupported",
-    "cudaErrorTooManyPeers",
     "doesn't support faster communication broadband via P2P or IB",
     "peer-to-peer {}not supported",
     "P2P access {}failed",
@@ -541,6 +550,15 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "too-many-peers",
+    "peer mapping resources exhausted",
+    "cudaErrorTooManyPeers",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="a GPU has more peers than the driver maps (8): at most 9 GPUs in one process or job of this host",
+    why="CUDA error 711: where no NVSwitch joins the GPUs, each takes eight peer connections in the whole system.",
 )
 says(
     "hip-ipc",

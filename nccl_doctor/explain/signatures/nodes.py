@@ -235,6 +235,21 @@ says(
     why="Kubeflow's workers look up the master's name before they start: its pod or service is missing, or DNS does not know it.",
 )
 says(
+    "pod-not-running",
+    'unable to upgrade connection: container not found ("{container}")',
+    "unable to upgrade connection: pod does not exist",
+    "cannot exec into a container in a completed pod",
+    'Error from server (NotFound): pods "{pod}" not found',
+    'container "{container}" in pod "{pod}" is waiting to start: {reason}',
+    "does not have a host assigned",
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.48,
+    fold="kubectl finds no running container",
+    title="a pod of the job does not run (yet, or any more): kubectl reaches no container in it",
+    why="Launchers that start their workers by kubectl exec (MPI operators) need all of them to run: the pod's events say what it waits for.",
+)
+says(
     "no-such-kind",
     "the server could not find the requested resource",
     "no matches for kind {kind}",

@@ -137,6 +137,28 @@ says(
     role=Role.HARMLESS,
     why="DeepSpeed compiles its extensions with a CUDA of the same major version as torch's, or was told not to look.",
 )
+# bitsandbytes 0.35 to 0.50
+says(
+    "bitsandbytes-refuses",
+    "CUDA Setup failed despite {device} being available",
+    "Attempted to use bitsandbytes native library functionality but it's not available",
+    "not available in CPU-only version of bitsandbytes",
+    cause="sw.library-conflict",
+    strength=0.88,
+    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
+    why="It raises where its binary is used: the wheel has one for each CUDA, BNB_CUDA_VERSION chooses another than torch's.",
+)
+says(
+    "bitsandbytes-without-binary",
+    "Could not find the bitsandbytes {backend} binary at",
+    "Could not load bitsandbytes native library: {error}",
+    "bitsandbytes library load error: {error}",
+    "CUDA SETUP: Required library version not found: libbitsandbytes",
+    cause="sw.library-conflict",
+    strength=0.6,
+    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
+    why="Only told at its import: it fails later, and only if the job uses it.",
+)
 says(
     "cudnn-mismatch",
     "Loaded runtime CuDNN library: {loaded} but source was compiled with: {wanted}",  # XLA: JAX and TensorFlow

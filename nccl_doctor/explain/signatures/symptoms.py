@@ -131,6 +131,17 @@ says(
     why="The store's process (rank 0 or the agent of the first node) exited or was cut off: secondary.",
 )
 says(
+    "store-out-of-step",
+    "Stop_waiting response is expected",
+    "wait_canceled response is expected",
+    role=S,
+    cause="launch.rdzv",
+    strength=0.46,
+    fold="the store answered something else",
+    title="the store answers something else than was asked: another version of torch on its side, another program on its port, or a connection that broke",
+    why="A client of the TCPStore reads an answer that its protocol does not have at this point.",
+)
+says(
     "comm-aborted",
     "communicator was aborted",
     "communicator was revoked",
@@ -238,6 +249,7 @@ says(
 says(
     "signal-exit",
     "Signal 15 (SIGTERM) received by PID",
+    "`Termination signal` is detected by the operating system",  # Paddle
     "exitcode: -15",
     "exit code 143",
     "exit code: 143",
@@ -290,6 +302,7 @@ says(
 says(
     "sigabrt-exit",
     "Signal 6 (SIGABRT) received by PID",
+    "`Process abort signal` is detected by the operating system",  # Paddle
     "Aborted (core dumped)",
     "exitcode  : -6",
     "exitcode: -6",

@@ -51,6 +51,7 @@ says(
     "exit code: 135",
     "exit code 135",
     "Bus error",
+    "`Access to an undefined portion of a memory object` is detected by the operating system",  # Paddle
     "SIGBUS",
     cause="sys.shm",
     strength=0.86,

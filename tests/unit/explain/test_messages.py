@@ -675,8 +675,27 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "CUDA is not ready: the fabric manager is not running (error 802)",
             "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
         ),
+        (
+            "the build has no code for this GPU: torch, an extension or the compiler's toolkit is older than the GPU, or made for others",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+        (
+            "a GPU has more peers than the driver maps (8): at most 9 GPUs in one process or job of this host",
+            "gpu31:4207:4207 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'",
+        ),
+        (
+            "a rank loaded its quantised model onto another GPU than its own, usually all onto GPU 0: device_map has to name the GPU of its local rank",
+            "ValueError: You can't train a model that has been loaded in 8-bit precision on a different device than the one you're training on.",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+def test_a_tracker_that_asks_where_nobody_answers() -> None:
+    got = explain_text(
+        "wandb: Enter your choice: [2024-09-14 11:10:18,321] [INFO] [launch.py:316] Killing subprocess 7\n"
+    )
+    assert got.causes[0].title.startswith("Weights & Biases asks for a login")

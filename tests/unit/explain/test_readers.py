@@ -91,6 +91,11 @@ def test_interleaved_tracebacks_are_put_together() -> None:
     assert found == {(0, "KeyError", "/job/b.py:4"), (1, "ValueError", "/job/a.py:3")}
 
 
+def test_the_name_of_an_exception_that_several_ranks_tell_at_once() -> None:
+    (told,) = _scan("RuntimeErrorRuntimeError: : NCCL error in: a.cpp:1, internal error\n").tracebacks
+    assert told.type == "RuntimeError"
+
+
 def test_line_numbers_across_blocks() -> None:
     filler = "x" * 99 + "\n"
     text = (

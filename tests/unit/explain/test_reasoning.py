@@ -535,6 +535,14 @@ def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
     assert got.causes[0].evidence[0].text.startswith("E0312")
 
 
+def test_a_message_that_begins_below_the_name_of_its_exception_is_told() -> None:
+    frames = 'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in <module>\n    main()\n'
+    assert (
+        "raised RuntimeError: 4 is not 8" in explain_text(f"{frames}RuntimeError: \n    4 is not 8\n").causes[0].title
+    )
+    assert "raised AssertionError at" in explain_text(f"{frames}AssertionError\n").causes[0].title
+
+
 def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
     assert ending(text, 110).startswith("… the endpoint")
@@ -1297,3 +1305,18 @@ def test_what_a_daemon_does_before_a_time_out_keeps_no_rank_busy(said: str, busy
         "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds\n"
     )
     assert any("busy beyond" in cause.title for cause in explain_text(f"{said}\n{late}").causes) is busy
+
+
+def test_a_fix_says_what_of_it_was_done_already() -> None:
+    failed = "gpu31:4:4 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'\n"
+    done = "(NCCL_P2P_DISABLE=1 is set already.)"
+    assert explain_text(f"NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 10\n{failed}").causes[0].fixes[0].text.endswith(done)
+    assert "already" not in explain_text(failed).causes[0].fixes[0].text
+
+
+def test_what_a_program_advises_is_not_set() -> None:
+    advice = (
+        "OSError: (External) Nccl error, unhandled system error, detail: No space left\n1. export NCCL_SHM_DISABLE=1;\n"
+    )
+    assert not explain_text(advice).worth_knowing
+    assert explain_text(advice.replace("1. export", "export")).worth_knowing
