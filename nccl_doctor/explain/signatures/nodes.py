@@ -60,6 +60,9 @@ says(
     "Prolog launch failure",
     "Prolog hung on node",
     ": Prolog error",
+    "Prolog failure on node {node:word}",
+    "launch failed requeued held",
+    "launch_failed_requeued_held",
     "Required node not available (down, drained or reserved)",
     cause="sys.node-failure",
     strength=0.66,
@@ -268,6 +271,7 @@ says(
     "slurmd[{pid:int}]: fatal: {message}",
     "slurmctld: fatal: {message}",
     "slurmd: fatal: {message}",
+    "T{time:word}] fatal: {message}",  # their log files
     cause="unrelated",
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
@@ -276,6 +280,7 @@ says(
 says(
     "slurm-node-described-otherwise",
     "Node configuration differs from hardware: {difference}",
+    "gres/{kind:word}: invalid GRES core specification {difference}",
     cause="unrelated",
     strength=0.44,
     title="slurm.conf describes the node otherwise than its hardware is: {difference}",
@@ -299,6 +304,20 @@ says(
     strength=0.76,
     title="the node has no (free) RDMA device for the pod",
     why="The RDMA device plugin has nothing to hand out: no adapter found, its port down, or all of them given away.",
+)
+says(
+    "rdma-plugin-failed",
+    "can not change : incorrect RDMA subsystem network namespace",
+    "can not get RDMA subsystem network namespace mode",
+    "Fail to configure sriov; error = {error}",
+    "Warning: no devices in device pool, creating empty resource server for {resource}",
+    "Warning: no Rdma Devices were found for resource {resource}",
+    "missing RDMA device spec for device {device}",
+    cause="ib.device-not-found",
+    strength=0.7,
+    title="the RDMA device plugin of the node has no device to hand out",
+    why="Its selectors fit no adapter, the adapter's driver made no RDMA device or no virtual functions, or the node's RDMA name spaces are exclusive "
+    "(`rdma system set netns shared`) where the shared plugin needs them shared.",
 )
 says(
     "ended-with-error",
