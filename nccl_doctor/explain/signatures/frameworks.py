@@ -165,6 +165,17 @@ says(
     why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none.",
 )
 says(
+    "ray-node-not-registered",
+    "Some processes that the driver needs to connect to have not registered with GCS",
+    "GCS has started but no raylets have registered yet",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.44,
+    fold="a node's raylet is not registered with Ray's head",
+    title="this node's raylet has not registered with Ray's head: it ended at once, is slow to start, or the two do not reach each other",
+    why="`ray start` waits for its own raylet to appear in the head's tables; raylet.out and gcs_server.out of /tmp/ray/session_latest/logs say which.",
+)
+says(
     "waiting-for-placement",
     "Waiting for creating a placement group of specs for",
     "The following resource request cannot be scheduled right now",

@@ -143,6 +143,9 @@ says(
 says(
     "sandbox-failed",
     "ailed to create pod sandbox",
+    "ailed create pod sandbox",
+    "NetworkPlugin cni failed to ",
+    "network plugin is not ready: ",
     "failed to setup network for sandbox",
     "CreateContainerConfigError",
     cause="sys.container",
@@ -195,6 +198,7 @@ says(
 says(
     "gpus-not-handed-out",
     "requested number of devices unavailable for nvidia.com/{resource:word}",
+    "requested number of GPUs unavailable. ",
     "device marked unhealthy",
     cause="gpu.not-visible",
     strength=0.74,
@@ -276,6 +280,17 @@ says(
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
     why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
+)
+says(
+    "slurm-plugin",
+    "error: cannot create {kind:word} context for {plugin}",
+    "error: Couldn't find the specified plugin name for {plugin} looking at all files",
+    "error: Couldn't load specified plugin name for {plugin}: {error}",
+    cause="unrelated",
+    strength=0.8,
+    title="Slurm cannot load its plugin {plugin}: it was not built or installed here, or does not start (cgroup/v2 needs systemd and dbus)",
+    why="Slurm's daemons and commands load what slurm.conf and cgroup.conf name, and end where a plugin is missing or refuses.",
+    where=lambda groups, line: not groups["plugin"].startswith("mpi/"),
 )
 says(
     "slurm-node-described-otherwise",

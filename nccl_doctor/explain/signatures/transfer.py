@@ -168,7 +168,10 @@ says(
     "Decode handshake failed for request",
     "Failed due to an unknown reason from another rank",
     role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
     fold="KV-cache transfers that failed",
+    title="transfers of KV caches between prefill and decode fail; why, another rank or the other instance says",
     why="One request's cache did not arrive; the reason stands at the end of the line, or on another rank.",
 )
 says(

@@ -22,10 +22,17 @@ FOUND = {
     ),
     "sys.container": (
         "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all",
+        "Warning  FailedCreatePodSandBox  9m  kubelet, n1  Failed create pod sandbox: rpc error: code = Unknown desc = failed to set up "
+        'sandbox container "ce6" network for pod "p": NetworkPlugin cni failed to set up pod "p" network: dial tcp 10.1.0.1:443: timeout',
+        "Feb 12 10:02:01 n16 kubelet[14]: E0212 10:02:01.26  14 kubelet.go:2104] Container runtime network not ready: NetworkReady=false "
+        "reason:NetworkPluginNotReady message:docker: network plugin is not ready: cni config uninitialized",
         "docker: Error response from daemon: error modifying OCI spec: failed to inject CDI devices: unresolvable CDI devices a/gpu=1",
         "ERROR  : Failed creating directory /var/singularity/mnt/final/.singularity.d/libs :No such file or directory",
     ),
-    "gpu.not-visible": ("INFO:    Could not find any nv files on this host!",),
+    "gpu.not-visible": (
+        "INFO:    Could not find any nv files on this host!",
+        "gpu  0/1  requested number of GPUs unavailable. Requested: 4, Available: 0  0  36s",
+    ),
     "gpu.driver": (
         "Could not unload NVIDIA driver kernel modules, driver is in use",
         'level=warning msg="Failed to unload kernel module nvidia_uvm: resource temporarily unavailable"',
@@ -53,14 +60,20 @@ FOUND = {
     "sw.nccl-version-mismatch": ("RPC server version mismatch: 2.0.0",),
     "sys.threads": ("-bash: fork: retry: No child processes",),
     "unrelated": (
+        "slurmd: error: Couldn't load specified plugin name for cgroup/v2: Plugin init() callback failed",
+        "[2023-10-16T10:42:01.139] error: cannot create cgroup context for cgroup/v2",
         "[2018-05-16T20:40:39.100] chdir to /var/tmp\n[2018-05-16T20:40:39.100] fatal: mkdir(/var/spool): No such file",
     ),
 }
 GUESSED = {
     "net.peer-lost": (
+        "[2025-05-29 23:23:23] Prefill transfer failed for request rank=0 req.bootstrap_room=358 with exception "
+        "KVTransferError(bootstrap_room=358): Failed to send kv chunk of 358 to 10.0.0.9:44781",
         "/opt/llama.cpp/ggml/src/ggml-rpc/ggml-rpc.cpp:615: Remote RPC server crashed or returned malformed response",
     ),
     "net.master-unreachable": (
+        "[2023-10-24 03:59:58,924 W 8 8] global_state_accessor.cc:401: Some processes that the driver needs to connect to have not "
+        "registered with GCS, so retrying. Have you run 'ray start' on this node?",
         "llama_model_load: using device RPC[10.0.0.2:50052]\nFailed to connect to 10.0.0.2:50052",
     ),
     "sys.host-oom": (
@@ -128,3 +141,34 @@ def test_words_of_something_else_decide_nothing(line: str, never: str) -> None:
     got = explain_text(f"{line}\n")
     assert got.verdict is Verdict.UNDECIDED
     assert all(cause.confidence < 0.4 for cause in got.causes if cause.id == never)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: The object store is using /tmp instead of /dev/shm because /dev/shm has only 8589934592 bytes available. This will "
+        "harm performance! You may be able to free up space by deleting files in /dev/shm. If you are inside a Docker container, ...",
+        "[2018-01-08T07:25:06.072] error: Could not open node state file /var/spool/slurm/node_state: No such file or directory",
+    ],
+)
+def test_a_start_with_less_is_no_guess(line: str) -> None:
+    got = explain_text(f"{line}\n")
+    assert not got.causes and got.sentence.endswith("known to be harmless")
+
+
+def test_a_room_is_no_memory() -> None:
+    assert (
+        not explain_text("[2025-05-29 23:23:23] ERROR: bootstrap_room 7 failed to start\n")
+        .causes[0]
+        .id.startswith("sys.")
+    )
+
+
+def test_a_small_shared_memory_stays_a_guess() -> None:
+    line = "WARNING: The object store is using /tmp instead of /dev/shm because /dev/shm has only 67108864 bytes available.\n"
+    assert explain_text(line).causes[0].id == "sys.shm"
+
+
+def test_no_peer_access_in_turbomind_is_worth_knowing() -> None:
+    got = explain_text("[TM][WARNING] Device 0 peer access Device 1 is not available.\n")
+    assert [item.playbook for item in got.worth_knowing] == ["gpu.p2p"]
