@@ -53,7 +53,7 @@ TOPICS: dict[str, str] = {
     "sys.shm": r"/dev/shm|shared memory|\bshm\b|(?<!pcie )bus error",
     "sys.nofile": r"open files|file descriptor|emfile|file-max",
     "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
-    "sys.host-oom": r"oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",
+    "sys.host-oom": r"(?<![a-z])oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",
     "sys.disk-full": r"no space|disk full|quota",
     "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",
     "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|\bfs\b|blocked for more than|input/output|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",

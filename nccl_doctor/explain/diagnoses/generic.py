@@ -450,7 +450,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
+_OF_WATCHDOGS = ("watchdog-status", "watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
 _WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 

@@ -84,7 +84,6 @@ says(
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
     "FSDP needs a non-CPU accelerator device",
     "Current node has no GPU available",
-    "Ray does not allocate any GPUs on the driver node",
     "ValueError: Cuda is not available",
     "You requested gpu: {wanted} But your machine only has: {there}",
     "No supported gpu backend found",
@@ -158,6 +157,25 @@ says(
     why="The scheduler or the framework counts fewer GPUs, nodes or tasks than the job needs.",
 )
 says(
+    "ray-not-on-the-driver",
+    "Ray does not allocate any GPUs on the driver node",
+    cause="launch.world-size",
+    strength=0.8,
+    title="Ray gave vLLM no GPU of the node that drives it: others hold them, or VLLM_HOST_IP is not the address by which Ray knows that node",
+    why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none.",
+)
+says(
+    "ray-node-not-registered",
+    "Some processes that the driver needs to connect to have not registered with GCS",
+    "GCS has started but no raylets have registered yet",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.44,
+    fold="a node's raylet is not registered with Ray's head",
+    title="this node's raylet has not registered with Ray's head: it ended at once, is slow to start, or the two do not reach each other",
+    why="`ray start` waits for its own raylet to appear in the head's tables; raylet.out and gcs_server.out of /tmp/ray/session_latest/logs say which.",
+)
+says(
     "waiting-for-placement",
     "Waiting for creating a placement group of specs for",
     "The following resource request cannot be scheduled right now",
@@ -179,6 +197,8 @@ says(
     "Engine iteration timed out. This should never happen",
     "Hang detected on rank {rank:int} in PyExecutor",  # TensorRT-LLM
     "Server couldn't get a response from detokenizer for last",  # SGLang
+    "could finish the model loading, but there are other ranks that didn't finish loading",  # SGLang, after 8 minutes
+    'shm_broadcast.py", line {line:int}, in acquire_read',  # vLLM raises a bare TimeoutError there
     role=Role.SYMPTOM,
     cause="app.straggler-timeout",
     strength=0.34,

@@ -466,8 +466,19 @@ says(
 )
 
 says(
+    "driver-still-in-use",
+    "Could not unload NVIDIA driver kernel modules, driver is in use",
+    "Failed to unload kernel module nvidia{module}: {error}",
+    "failed to uninstall nvidia driver components",
+    cause="gpu.driver",
+    strength=0.74,
+    title="the driver's pod cannot replace the driver that the node has loaded: something still uses it",
+    why="Pods with GPUs, a display, nvidia-persistenced or a driver installed on the host hold its modules: drain the node, or reboot it.",
+)
+says(
     "library-not-initialised",
     "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDA error: the resource allocation failed",  # CUBLAS_STATUS_ALLOC_FAILED in cuBLAS's own words (llama.cpp)
     "CUDNN_STATUS_NOT_INITIALIZED",
     cause="gpu.oom",
     strength=0.45,

@@ -224,6 +224,14 @@ says(
     role=H,
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
+_FOR_NCCL = 1 << 30  # bytes: more than the segments of a host's ranks take (9.6 MB for a channel and peer)
+says(
+    "ray-store-on-disk",
+    "The object store is using /tmp instead of /dev/shm because /dev/shm has only {bytes:int} bytes available",
+    role=H,
+    why="Ray keeps its objects in files as /dev/shm is smaller than its store: slower (--shm-size, or emptyDir with medium Memory), no failure.",
+    where=lambda groups, line: int(groups["bytes"]) > _FOR_NCCL,
+)
 says(
     "ray-watchers",
     "Failed to query Ray Train Controller actor state",
@@ -320,8 +328,17 @@ says(
     "P2P is disabled between connected GPUs {a} and {b}",
     "Could not enable P2P between dev {a} and dev {b}",
     "CANNOT Access Peer Device",
+    "Device {a:int} peer access Device {b:int} is not available",  # turbomind, FasterTransformer
     role=Role.FACT,
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
+)
+says(
+    "slurm-first-start",
+    "Could not open {what:word} state file {path:word}: No such file or directory",
+    "Trying backup state save file. ",
+    "Incomplete {what:word} data checkpoint file",
+    role=H,
+    why="slurmctld's first start: there is no state of an earlier one yet. Later it means that StateSaveLocation was lost, and with it the queue.",
 )
 says(
     "collnet-fallback",

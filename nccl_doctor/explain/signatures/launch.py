@@ -17,6 +17,17 @@ says(
     why="Open MPI's error 6 is MPI_ERR_RANK. TensorRT-LLM's engines demand as many MPI processes as they were built for.",
 )
 says(
+    "tensorrt-llm-world",
+    "mpiSize == tp * pp",
+    "Number of GPUs per node {gpus:int} must be at least as large as TP ({tp:int})",
+    "Number of device IDs {ids:int} is greater than GPUs per node {gpus:int}",
+    "With communicationMode kLEADER, MPI worldSize is expected to be equal to tp*pp",
+    cause="launch.world-size",
+    strength=0.88,
+    title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for (tp x pp ranks, a GPU each)",
+    why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
+)
+says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
     "Error initializing torch.distributed using env:// rendezvous",
@@ -206,6 +217,9 @@ says(
     "Unable to provision requested ML compute capacity",  # SageMaker
     "ZONE_RESOURCE_POOL_EXHAUSTED",  # Google
     "does not have enough resources available to fulfill the request",
+    "likely due to cloud providers not having enough capacity",  # dstack
+    "FAILED_TO_START_DUE_TO_NO_CAPACITY",
+    "Failed to provision all possible launchable resources",  # SkyPilot
     cause="launch.world-size",
     strength=0.9,
     title="the cloud has no instances of this kind free: nodes of the job cannot be started",
@@ -291,6 +305,14 @@ says(
     title="MPI itself could not start: its processes did not find each other, or a transport did not open",
     why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
+)
+says(
+    "jsrun-no-manager",
+    "main: Error initializing RM connection",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="jsrun does not reach the resource manager of its allocation (jsmd)",
+    why="IBM's jsrun asks jsmd on the launch node: it ended, has no file or thread left for so many runs, or jsrun was called outside of an allocation.",
 )
 says(
     "step-refused",
@@ -493,7 +515,8 @@ says(
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache
         and not re.search(
-            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)",
+            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)|"
+            r"please ignore",  # vLLM's farewell to Ray
             line,
         )
         and not _ONE_OF_MANY.search(line)

@@ -60,6 +60,9 @@ says(
     "Prolog launch failure",
     "Prolog hung on node",
     ": Prolog error",
+    "Prolog failure on node {node:word}",
+    "launch failed requeued held",
+    "launch_failed_requeued_held",
     "Required node not available (down, drained or reserved)",
     cause="sys.node-failure",
     strength=0.66,
@@ -140,6 +143,9 @@ says(
 says(
     "sandbox-failed",
     "ailed to create pod sandbox",
+    "ailed create pod sandbox",
+    "NetworkPlugin cni failed to ",
+    "network plugin is not ready: ",
     "failed to setup network for sandbox",
     "CreateContainerConfigError",
     cause="sys.container",
@@ -192,6 +198,7 @@ says(
 says(
     "gpus-not-handed-out",
     "requested number of devices unavailable for nvidia.com/{resource:word}",
+    "requested number of GPUs unavailable. ",
     "device marked unhealthy",
     cause="gpu.not-visible",
     strength=0.74,
@@ -283,14 +290,27 @@ says(
     "slurmd[{pid:int}]: fatal: {message}",
     "slurmctld: fatal: {message}",
     "slurmd: fatal: {message}",
+    "T{time:word}] fatal: {message}",  # their log files
     cause="unrelated",
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
     why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
 )
 says(
+    "slurm-plugin",
+    "error: cannot create {kind:word} context for {plugin}",
+    "error: Couldn't find the specified plugin name for {plugin} looking at all files",
+    "error: Couldn't load specified plugin name for {plugin}: {error}",
+    cause="unrelated",
+    strength=0.8,
+    title="Slurm cannot load its plugin {plugin}: it was not built or installed here, or does not start (cgroup/v2 needs systemd and dbus)",
+    why="Slurm's daemons and commands load what slurm.conf and cgroup.conf name, and end where a plugin is missing or refuses.",
+    where=lambda groups, line: not groups["plugin"].startswith("mpi/"),
+)
+says(
     "slurm-node-described-otherwise",
     "Node configuration differs from hardware: {difference}",
+    "gres/{kind:word}: invalid GRES core specification {difference}",
     cause="unrelated",
     strength=0.44,
     title="slurm.conf describes the node otherwise than its hardware is: {difference}",
@@ -314,6 +334,20 @@ says(
     strength=0.76,
     title="the node has no (free) RDMA device for the pod",
     why="The RDMA device plugin has nothing to hand out: no adapter found, its port down, or all of them given away.",
+)
+says(
+    "rdma-plugin-failed",
+    "can not change : incorrect RDMA subsystem network namespace",
+    "can not get RDMA subsystem network namespace mode",
+    "Fail to configure sriov; error = {error}",
+    "Warning: no devices in device pool, creating empty resource server for {resource}",
+    "Warning: no Rdma Devices were found for resource {resource}",
+    "missing RDMA device spec for device {device}",
+    cause="ib.device-not-found",
+    strength=0.7,
+    title="the RDMA device plugin of the node has no device to hand out",
+    why="Its selectors fit no adapter, the adapter's driver made no RDMA device or no virtual functions, or the node's RDMA name spaces are exclusive "
+    "(`rdma system set netns shared`) where the shared plugin needs them shared.",
 )
 says(
     "ended-with-error",

@@ -78,6 +78,7 @@ says(
     "Thread creation failed",
     "fork: retry: Resource temporarily unavailable",
     "fork: Resource temporarily unavailable",
+    "fork: retry: No child processes",
     "Cannot fork",
     "pthread_create{}Resource temporarily unavailable",
     "failed to create new OS thread",
@@ -314,6 +315,21 @@ says(
     ),  # status -3: UCX's
 )
 
+says(
+    "clock-refused",
+    "RequestTimeTooSkewed",
+    "The difference between the request time and the",
+    "Signature not yet current",
+    "Token used too early",
+    "certificate has expired or is not yet valid: current time {now} is before",
+    "certificate is not yet valid",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.88,
+    title="a server refuses what this host sends, as its clock is wrong",
+    why="Object stores sign requests with the time, and certificates and tokens begin at one: compare `date -u` with another host's. Of S3 also said "
+    "where a single part of an upload took longer than 15 minutes.",
+)
+
 # --- containers
 says(
     "container-limits",
@@ -335,7 +351,8 @@ says(
     "Unable to open /sys",
     "pidfd_getfd",
     "pidfd_open",
-    "ptrace",
+    "ptrace: Operation not permitted",
+    'operation="ptrace"',
     "/sys/fs/cgroup/{file}' failed: ",
     "unable to add pids to '/sys/fs/cgroup",
     cause="sys.container",
@@ -345,6 +362,27 @@ says(
     where=lambda groups, line: bool(
         re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed|Unknown Error", line)
     ),
+)
+says(
+    "no-cdi-devices",
+    "unresolvable CDI devices {devices}",
+    "failed to inject CDI devices",
+    "failed to stat CDI host device {devices}",
+    cause="sys.container",
+    strength=0.8,
+    title="no CDI specification of this host describes the GPUs that the container asks for: {devices}",
+    why="Podman, containerd and the toolkit's CDI mode read /etc/cdi and /var/run/cdi: none was generated (nvidia-ctk cdi generate), it is of an "
+    "older driver or of a version that the engine cannot read, or the device in it is gone.",
+)
+says(
+    "no-gpu-files-for-the-container",
+    "Could not find any nv files on this host",
+    "Could not find any nv libraries on this host",
+    "Could not find any rocm files on this host",
+    cause="gpu.not-visible",
+    strength=0.62,
+    title="Apptainer (Singularity) finds no GPU driver's files on this host to bind into the container",
+    why="--nv and --rocm bind the driver's libraries of the host: a login node has none, and where ldconfig does not list them they are not found.",
 )
 says(
     "devices-taken-away",
@@ -373,6 +411,7 @@ says(
     "NodeNotReady",
     "Kubelet stopped posting node status",
     " has missed too many heartbeats from it",
+    "This node has be{}n marked as dead",  # the raylet itself, in both its spellings
     "because its node has died",
     "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
@@ -509,6 +548,7 @@ says(
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
+    "ERROR  : Failed creating directory {path}/.singularity.d",  # Singularity 2
     cause="sys.container",
     strength=0.66,
     title="the container could not be started",
