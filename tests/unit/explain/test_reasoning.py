@@ -1320,3 +1320,24 @@ def test_what_a_program_advises_is_not_set() -> None:
     )
     assert not explain_text(advice).worth_knowing
     assert explain_text(advice.replace("1. export", "export")).worth_knowing
+
+
+@pytest.mark.parametrize(
+    ("number", "operation", "when", "differ"),
+    [
+        (56, "BROADCAST", "11:15:26.5", True),
+        (55, "BROADCAST", "11:15:26.5", True),
+        (56, "ALLREDUCE", "11:15:26.5", False),  # the same call of a loop: one lags
+        (56, "BROADCAST", "11:25:26.5", False),  # the other had waited and was gone
+    ],
+)
+def test_time_outs_in_other_calls_at_the_same_time_are_a_mismatch(
+    number: int, operation: str, when: str, differ: bool
+) -> None:
+    line = (
+        "[rank{0}]:[E301 {3} ProcessGroupNCCL.cpp:632] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600010 "
+        "milliseconds before timing out.\n"
+    )
+    got = explain_text(line.format(0, 55, "ALLREDUCE", "11:15:25.1") + line.format(1, number, operation, when))
+    assert (got.causes[0].id == "app.collective-mismatch" and got.verdict is Verdict.CAUSE_FOUND) is differ
