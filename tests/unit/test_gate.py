@@ -13,8 +13,9 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResul
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
 from nccl_doctor.rules import policy, requirements
+from nccl_doctor.rules.consequences import folded_and_sorted
 from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
-from nccl_doctor.rules.judge import Report, StageResult, folded_and_sorted, judge
+from nccl_doctor.rules.judge import Report, StageResult, judge
 
 TODAY = datetime.date(2026, 11, 21)
 

@@ -15,7 +15,8 @@ from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules import gate, mesh_pairs
-from nccl_doctor.rules.judge import Report, fold, judge
+from nccl_doctor.rules.consequences import fold
+from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.transport.launch import shell_command
 
 
