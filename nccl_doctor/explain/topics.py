@@ -43,7 +43,7 @@ TOPICS: dict[str, str] = {
     "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
-    "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
+    "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! source)",
     "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
     "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",

@@ -339,6 +339,7 @@ says(
     "no GPU is visible",
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
+    "Failed to initialize NVML: Insufficient Permissions",
     "libcuda.so.1: cannot open shared object file",
     cause="gpu.not-visible",
     strength=0.9,
