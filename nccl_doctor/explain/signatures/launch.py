@@ -319,6 +319,8 @@ says(
     "srun: error: Unable to create step for job {job:word}: {reason}",
     "srun: error: Unable to create step",
     "srun: error: CPU binding outside of job step allocation",
+    "Unable to layout tasks on given cpus",
+    "Unable to satisfy cpu bind request",
     cause="launch.world-size",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",

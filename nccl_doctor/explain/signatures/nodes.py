@@ -73,7 +73,7 @@ says(
     strength=0.66,
     title="Slurm could not start the job on one of its nodes",
     why="A node did not answer, or its prolog failed. slurmd's log on that node says why.",
-    where=lambda groups, line: "credential" not in line,
+    where=lambda groups, line: not re.search("credential|layout tasks|cpu bind", line),
 )
 says(
     "step-unkillable",

@@ -17,6 +17,8 @@ FOUND = {
         "Warning  TopologyAffinityError  3s  kubelet  Resources cannot be allocated with Topology locality",
         "Warning  OutOfcpu  1s  kubelet  Node didn't have enough resource: cpu, requested: 64, used: 40, capacity: 96",
         "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x0000FF.",
+        "srun: error: Task launch for StepId=9.4 failed on node n1: Unable to layout tasks on given cpus",
+        "srun: error: Unable to satisfy cpu bind request",
         "srun: error: Unable to allocate resources: Requested node configuration is not available",
     ),
     "sys.node-failure": (
@@ -30,6 +32,8 @@ FOUND = {
     ),
     "sys.container": (
         "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all",
+        "W0819 07:02:54.757556  1 rm.go:109] NVML not detected: could not load NVML library: libnvidia-ml.so.1: cannot open shared object",
+        "E0819 07:02:54.757818  1 factory.go:112] Incompatible strategy detected auto",
         "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
         'docker: Error response from daemon: invalid mount config for type "bind": bind source path does not exist: /data/models.',
         "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
@@ -46,11 +50,15 @@ FOUND = {
         "INFO:    Could not find any nv files on this host!",
         "slurmstepd: error: common_gres_set_env: unable to set env vars, no device files configured",
         "Failed to initialize NVML: Insufficient Permissions",
+        "rocBLAS error: Could not initialize Tensile host: No devices found",
         "gpu  0/1  requested number of GPUs unavailable. Requested: 4, Available: 0  0  36s",
     ),
     "gpu.driver": (
         "Could not unload NVIDIA driver kernel modules, driver is in use",
         'level=warning msg="Failed to unload kernel module nvidia_uvm: resource temporarily unavailable"',
+        "ROCk module is NOT loaded, possibly no GPU devices",
+        "rocBLAS error: Cannot read /opt/rocm/lib/rocblas/library/TensileLibrary.dat: No such file or directory for GPU arch : gfx1031",
+        ":0:rocdevice.cpp            :2303: 768423197593 us: Device::callbackQueue aborting with status: 0x100f",
     ),
     "ib.device-not-found": (
         'Error response from daemon: error gathering device information while adding custom device "/dev/infiniband/uverbs0": no such '
@@ -80,6 +88,18 @@ FOUND = {
         "[ERROR] HCCL(27,python3):2025-07-23-03:47:57.070 [hccl_socket.cc:100] [27][HcclSocket][Listen] socket type[1], listen on "
         "ip[10.0.0.9] and specific port[16666] fail. Please check the port status and whether the port is been using by other process.",
     ),
+    "gpu.illegal-access": (
+        ":0:rocdevice.cpp :3586: 1183357978 us:  Callback: Queue 0x7f35e8100000 aborting with error : HSA_STATUS_ERROR_EXCEPTION: "
+        "An HSAIL operation resulted in a hardware exception. code: 0x1016",
+        ":0:rocdevice.cpp            :2672: 0696142325 us: Device::callbackQueue aborting with error : "
+        "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION: The agent attempted to access memory beyond the largest legal address. code: 0x29",
+    ),
+    "gpu.oom": (
+        ":0:rocdevice.cpp            :2603: Device::callbackQueue aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime "
+        "failed to allocate the necessary resources. Available Free mem : 0 MB",
+        "RuntimeError: HIP error: out of memory",
+    ),
+    "sw.no-nccl-backend": ("[TM][FATAL] comm/device_comm.cc(28): Check failed: 0 Unknown communication backend: nccl",),
     "sw.nccl-version-mismatch": ("RPC server version mismatch: 2.0.0",),
     "sys.threads": ("-bash: fork: retry: No child processes",),
     "sys.host-oom": ("slurmstepd: error: Exceeded step memory limit at some point.",),
@@ -185,6 +205,11 @@ def test_words_of_something_else_decide_nothing(line: str, never: str) -> None:
 def test_a_start_with_less_is_no_guess(line: str) -> None:
     got = explain_text(f"{line}\n")
     assert not got.causes and got.sentence.endswith("known to be harmless")
+
+
+def test_a_shard_that_crashed_is_no_host() -> None:
+    line = "2024-10-01T07:43:22.392453Z ERROR text_generation_launcher: Shard 0 crashed\n"
+    assert "sys.node-failure" not in [cause.id for cause in explain_text(line).causes]
 
 
 def test_a_room_is_no_memory() -> None:
