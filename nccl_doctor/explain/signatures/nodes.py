@@ -153,11 +153,10 @@ says(
     "NetworkPlugin cni failed to ",
     "network plugin is not ready: ",
     "failed to setup network for sandbox",
-    "CreateContainerConfigError",
     cause="sys.container",
     strength=0.72,
-    title="the container could not be started",
-    why="The runtime failed before the program began: image, sandbox or pod network.",
+    title="Kubernetes could not make the pod's sandbox or its network",
+    why="The runtime failed before the program began: its CNI plugin, or what the pod's networks and devices name.",
     where=lambda groups, line: not _no_image(line),
 )
 says(
@@ -181,6 +180,7 @@ says(
     "private-tmp-gone",
     "container_p_join: open failed for {path}",
     "container_p_join: setns failed for {path}",
+    "container_g_join failed: ",
     cause="sys.container",
     strength=0.78,
     title="a node has lost the job's private name space (job_container/tmpfs)",
@@ -352,6 +352,14 @@ says(
     title="the scheduler refuses the job: {reason}",
     why="An account, partition, limit or resource of the request is not valid here: nothing has begun.",
     where=lambda groups, line: not re.search(_NOT_REFUSED, groups.get("reason", "")),
+)
+says(
+    "slurm-script-gone",
+    "execve(): {path}/slurm_script: No such file or directory",
+    cause="unrelated",
+    strength=0.9,
+    title="the job's script is gone from the node's {path}: something cleans the directory (SlurmdSpoolDir), or slurmd could not write it",
+    why="slurmd writes the script below SlurmdSpoolDir before it starts it. /tmp is no place for that: its files are removed by age.",
 )
 says(
     "slurm-output-refused",

@@ -47,6 +47,10 @@ says(
     "bus-error",
     "exitcode  : -7",
     "exitcode: -7",
+    "exitcode=-7",  # multiprocessing's own, as SGLang prints it
+    "shutdown with signal 7 ",  # TGI's launcher
+    "signal: bus error",  # programs in Go
+    "status=7/BUS",  # systemd
     "return code = -7",
     "exit code: 135",
     "exit code 135",
@@ -176,6 +180,9 @@ says(
     "sigkill",
     "exitcode  : -9",
     "exitcode: -9",
+    "exitcode=-9",
+    "shutdown with signal 9 ",
+    "signal: killed",
     "return code = -9",
     "signal 9 (Killed)",
     "Killed: 9",
@@ -538,11 +545,12 @@ says(
 says(
     "container-runtime",
     "OCI runtime create failed",
-    "nvidia-container-cli: ",
+    "nvidia-container-cli: {error}",
     "could not select device driver",
     "unshare: Operation not permitted",
     "mount: permission denied",
     "CreateContainerError",
+    "CreateContainerConfigError",
     "failed to create shim task",
     "OCI runtime error",
     "unknown or invalid runtime name: ",
@@ -560,7 +568,7 @@ says(
     "ERROR  : Failed creating directory {path}/.singularity.d",  # Singularity 2
     cause="sys.container",
     strength=0.66,
-    title="the container could not be started",
+    title="the container could not be started: {error}",
     why="The container runtime failed before the program began.",
     where=lambda groups, line: bool(
         # pyxis tells its progress by slurmstepd's function for errors

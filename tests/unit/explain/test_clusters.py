@@ -45,6 +45,8 @@ FOUND = {
         "reason:NetworkPluginNotReady message:docker: network plugin is not ready: cni config uninitialized",
         "docker: Error response from daemon: error modifying OCI spec: failed to inject CDI devices: unresolvable CDI devices a/gpu=1",
         "ERROR  : Failed creating directory /var/singularity/mnt/final/.singularity.d/libs :No such file or directory",
+        "slurmstepd: error: container_p_join: open failed /scratch/119383/.active: No such file or directory\n"
+        "slurmstepd: error: container_g_join failed: 119383",
     ),
     "gpu.not-visible": (
         "INFO:    Could not find any nv files on this host!",
@@ -102,7 +104,17 @@ FOUND = {
     "sw.no-nccl-backend": ("[TM][FATAL] comm/device_comm.cc(28): Check failed: 0 Unknown communication backend: nccl",),
     "sw.nccl-version-mismatch": ("RPC server version mismatch: 2.0.0",),
     "sys.threads": ("-bash: fork: retry: No child processes",),
-    "sys.host-oom": ("slurmstepd: error: Exceeded step memory limit at some point.",),
+    "sys.host-oom": (
+        "slurmstepd: error: Exceeded step memory limit at some point.",
+        "2024-10-01T07:43:22Z ERROR shard-manager: text_generation_launcher: Shard process was signaled to shutdown with signal 9 rank=0",
+        "[2025-01-01 10:00:00] Child process unexpectedly failed with exitcode=-9. pid=1234",
+        "llama runner process has terminated: signal: killed",
+    ),
+    "sys.shm": (
+        "2024-10-01T07:43:22Z ERROR shard-manager: text_generation_launcher: Shard process was signaled to shutdown with signal 7 rank=1",
+        "llama runner process has terminated: signal: bus error",
+        "Nov 24 09:56:20 n1 systemd[1]: train.service: Main process exited, code=killed, status=7/BUS",
+    ),
     "unrelated": (
         "srun: error: Unable to allocate resources: Invalid partition name specified",
         "qsub: Unauthorized Request  MSG=group ACL is not satisfied",
@@ -233,3 +245,29 @@ def test_no_peer_access_in_turbomind_is_worth_knowing() -> None:
 @pytest.mark.parametrize("line", ["qsub: waiting for job 123.pbs to start", "qsub: job 123.pbs ready"])
 def test_an_interactive_job_is_not_refused(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "nvidia-container-cli: initialization error: WSL environment detected but no adapters were found: unknown",
+            "initialization error: WSL environment detected",
+        ),
+        (
+            "slurmstepd: error: execve(): /tmp/slurmd/job71/slurm_script: No such file or directory",
+            "the job's script is gone from the node's /tmp/slurmd/job71",
+        ),
+        (
+            "Warning  FailedCreatePodSandBox  3s  kubelet  Failed to create pod sandbox: rpc error: code = Unknown desc = no VF",
+            "the pod's sandbox or its network",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  [FT][ERROR] CUDA runtime error: invalid "
+            "argument /opt/x/allocator.h:252\n\nAborted (core dumped)",
+            "an uncaught C++ exception ended the process: [FT][ERROR] CUDA runtime error",
+        ),
+    ],
+)
+def test_the_title_says_what_failed(line: str, told: str) -> None:
+    assert told in explain_text(f"{line}\n").sentence
