@@ -233,11 +233,12 @@ says(
     "device-plugin-failed",
     "Allocate failed due to rpc error",
     "Allocate failed due to device plugin",
+    "Failed to prepare dynamic resources: ",
     "endpoint not found in cache for a registered resource",
     cause="gpu.not-visible",
     strength=0.62,
-    title="the node's device plugin does not hand out its devices: it failed, or restarts",
-    why="The kubelet asks the device plugin for the pod's GPUs, and that did not answer. Its own pod on the node says why.",
+    title="the node's device plugin (or DRA driver) does not hand out its devices: it failed, or restarts",
+    why="The kubelet asks it for the pod's GPUs, and that did not answer. Its own pod on the node says why.",
 )
 says(
     "master-awaited",

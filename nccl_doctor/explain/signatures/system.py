@@ -310,6 +310,7 @@ says(
     "Shutting down filesystem",
     "Disk failure on {disk:word}",
     "beegfs: disabled connection",
+    "Disk lease period expired ",  # GPFS
     "unmounted by the system",
     cause="sys.clock-or-dns-or-fs",
     strength=0.8,

@@ -19,6 +19,9 @@ FOUND = {
         "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x0000FF.",
         "srun: error: Task launch for StepId=9.4 failed on node n1: Unable to layout tasks on given cpus",
         "srun: error: Unable to satisfy cpu bind request",
+        "botocore.exceptions.ClientError: An error occurred (VcpuLimitExceeded) when calling the RunInstances operation: no more",
+        "googleapi: Error 403: Quota 'NVIDIA_H100_GPUS' exceeded. Limit: 8.0 in region us-central1., quotaExceeded",
+        "UserError: Insufficient quota for the target cluster's VM family",
         "srun: error: Unable to allocate resources: Requested node configuration is not available",
     ),
     "sys.node-failure": (
@@ -52,6 +55,7 @@ FOUND = {
         "INFO:    Could not find any nv files on this host!",
         "slurmstepd: error: common_gres_set_env: unable to set env vars, no device files configured",
         "Failed to initialize NVML: Insufficient Permissions",
+        "Warning  FailedPrepareDynamicResources  4s  kubelet  Failed to prepare dynamic resources: NodePrepareResources failed: x",
         "rocBLAS error: Could not initialize Tensile host: No devices found",
         "gpu  0/1  requested number of GPUs unavailable. Requested: 4, Available: 0  0  36s",
     ),
@@ -70,6 +74,7 @@ FOUND = {
         "2025/03/08 17:43:20 Warning: no devices in device pool, creating empty resource server for rdma_shared_device_a",
     ),
     "sys.clock-or-dns-or-fs": (
+        "[X] Disk lease period expired 2.510 seconds ago in cluster gpfs.cluster. Attempting to reacquire the lease.",
         "slurmstepd: error: couldn't chdir to `/data/ann/job': No such file or directory: going to /tmp instead",
         "Nov 24 09:54:59 n2 slurmd[27015]: error: _fetch_child: failed to fetch remote configs",
         "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)",
@@ -83,6 +88,10 @@ FOUND = {
         "kex_exchange_identification: Connection closed by remote host",
         'Exception: Failed to connect to etcd server with config ClientOptions { etcd_url: ["http://localhost:2379"] }',
         "nats.errors.NoServersError: nats: no servers available for connection",
+    ),
+    "net.hostname-resolution": (
+        "Error: dial tcp: lookup ray-head.ml.svc on 10.96.0.10:53: read udp 10.1.0.2:39011->10.96.0.10:53: i/o timeout",
+        ";; connection timed out; no servers could be reached",
     ),
     "net.port-in-use": (
         "docker: Error response from daemon: driver failed programming external connectivity on endpoint vllm (a1): Bind for "
@@ -100,6 +109,7 @@ FOUND = {
         ":0:rocdevice.cpp            :2603: Device::callbackQueue aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime "
         "failed to allocate the necessary resources. Available Free mem : 0 MB",
         "RuntimeError: HIP error: out of memory",
+        "NvMapMemAllocInternalTagged: 1075072515 error 12",
     ),
     "sw.no-nccl-backend": ("[TM][FATAL] comm/device_comm.cc(28): Check failed: 0 Unknown communication backend: nccl",),
     "sw.nccl-version-mismatch": ("RPC server version mismatch: 2.0.0",),
