@@ -151,7 +151,8 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
         return None
     if re.fullmatch(rf"\s*(?:export\s+)?{word}\s*;?\s*(?:#.*)?", line):
         # An arm of an if must not become empty: ':' does nothing and keeps the shell content.
-        return {number: f"{indent}: {note}{line.strip()}" if indent else f"{note}{line.strip()}"}
+        nothing = ": " if indent and item.how is not How.ENV_FILE else ""
+        return {number: f"{indent}{nothing}{note}{line.strip()}"}
     cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
     # An empty line in the middle of a command over several lines of YAML would end it.
     whole = count == 1 and cut.strip() and not re.search(r"--(?:export|env)=", line)

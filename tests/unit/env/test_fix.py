@@ -35,6 +35,11 @@ def mend(tmp_path: Path, name: str, text: str) -> tuple[str, tuple[str, ...]]:
             "if a; then\n  : # taken out by nccl-doctor: export NCCL_TIMEOUT=1800\nfi\n",
         ),
         ("a.sh", "NCCL_TIMEOUT=1 NCCL_DEBUG=WARN ./a\n", "NCCL_DEBUG=WARN ./a\n"),
+        (  # an env file has no ':' of the shell
+            "a.yaml",
+            "data:\n  b.env: |\n    # of one job\n    NCCL_TIMEOUT=1\n    NCCL_NET=IB\n",
+            "data:\n  b.env: |\n    # of one job\n    # taken out by nccl-doctor: NCCL_TIMEOUT=1\n    NCCL_NET=IB\n",
+        ),
         ("a.sh", "mpirun -x NCCL_TIMEOUT=1 -x NCCL_DEBUG=WARN ./a\n", "mpirun -x NCCL_DEBUG=WARN ./a\n"),
         ("nccl.conf", 'NCCL_SOCKET_IFNAME="=eth0" # c\n', "NCCL_SOCKET_IFNAME==eth0\n"),
         ("nccl.conf", "export NCCL_DEBUG = WARN\n", "NCCL_DEBUG=WARN\n"),
