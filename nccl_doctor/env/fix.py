@@ -153,7 +153,10 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
         # An arm of an if must not become empty: ':' does nothing and keeps the shell content.
         nothing = ": " if indent and item.how is not How.ENV_FILE else ""
         return {number: f"{indent}{nothing}{note}{line.strip()}"}
-    cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
+    # An export of nothing else becomes ':': without any name it would print all variables.
+    cut, count = re.subn(rf"(?<![A-Za-z0-9_])export\s+{word}(?=\s*(?:[;&|)\"']|\Z))", ":", line)
+    if not count:
+        cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
     # An empty line in the middle of a command over several lines of YAML would end it.
     whole = count == 1 and cut.strip() and not re.search(r"--(?:export|env)=", line)
     return {number: cut} if whole and item.how in (How.EXPORT, How.PREFIX, How.OPTION) else None

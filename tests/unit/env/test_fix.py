@@ -35,6 +35,9 @@ def mend(tmp_path: Path, name: str, text: str) -> tuple[str, tuple[str, ...]]:
             "if a; then\n  : # taken out by nccl-doctor: export NCCL_TIMEOUT=1800\nfi\n",
         ),
         ("a.sh", "NCCL_TIMEOUT=1 NCCL_DEBUG=WARN ./a\n", "NCCL_DEBUG=WARN ./a\n"),
+        ("a.sh", "export NCCL_TIMEOUT=1; ./a\n", ":; ./a\n"),
+        ("a.sh", "export NCCL_TIMEOUT=1 A=b; ./a\n", "export A=b; ./a\n"),
+        ("a.yaml", 'command: bash -c "export NCCL_TIMEOUT=1; ./a"\n', 'command: bash -c ":; ./a"\n'),
         (  # an env file has no ':' of the shell
             "a.yaml",
             "data:\n  b.env: |\n    # of one job\n    NCCL_TIMEOUT=1\n    NCCL_NET=IB\n",
