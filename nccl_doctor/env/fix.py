@@ -135,7 +135,9 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
     """Take one assignment out: comment the line if there is nothing else on it, else cut the word."""
     line = lines[number - 1]
     indent = line[: len(line) - len(line.lstrip())]
-    word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"']*)"
+    plain = r"""(?!["'])(?:\$\([^()]*\)|\$\{[^{}]*\}|(?!\$[({])[^\s;&|"'`()])*"""
+    end = r"""(?=[\s;&|)"']|\Z)"""  # else there is more of the value: nothing is cut out of its middle
+    word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|{plain}){end}"
     note = "# taken out by nccl-doctor: "
     if item.how is How.CONF:
         return {number: f"{_conf_indent(line, item)}# {line.strip()}"} if _is_conf_line(line, item) else None
