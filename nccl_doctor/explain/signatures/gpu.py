@@ -81,7 +81,18 @@ says(
     "amdgpu {pci}: Fatal error during GPU init",
     "amdgpu: Fatal error during GPU init",
     "amdgpu: probe of {pci} failed with error",
+    "Booter failed with non-zero error code: ",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "driver-waits",
+    "] uvm_spin_loop+0x",
+    cause="gpu.fell-off-bus",
+    role=Role.SYMPTOM,
+    strength=0.46,
+    fold="a process waits in the GPU's driver",
+    title="a process waits in the GPU's driver (nvidia_uvm) for an answer of the GPU",
+    why="A stack of /proc/PID/stack or SysRq. If it stays there the GPU or its firmware does not answer, and only a reset ends the process.",
 )
 says(
     "driver-files-differ",

@@ -363,6 +363,7 @@ says(
     "ibv_modify_qp failed with error {error}",
     "ibv_modify_qp failed",
     "Failed to modify QP",
+    "Failed to modify UD QP to",
     "Unable to modify QP",
     "failed to modify qp",
     cause="ib.qp-connect",
@@ -811,6 +812,24 @@ says(
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
 )
 says(
+    "open-mpi-ofi",
+    "Open MPI failed an OFI Libfabric library call ({call}).",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="Open MPI does not start on libfabric",
+    title="Open MPI's way over libfabric does not start ({call})",
+    why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
+)
+says(
+    "charm-ofi",
+    "Reason: OFI::{call} error",
+    cause="net.plugin",
+    strength=0.62,
+    title="Charm++'s way over libfabric fails ({call})",
+    why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
+)
+says(
     "oneccl-error",
     "|CCL_ERROR| {error}",
     cause="net.plugin",
@@ -901,11 +920,12 @@ says(
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",
+    "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="Omni-Path's library (PSM2) cannot open an adapter",
+    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )
