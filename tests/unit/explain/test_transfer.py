@@ -301,6 +301,21 @@ def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
     assert explain_text(f"{STEPS}{left_out}").verdict is Verdict.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ("net.plugin", "[n1:77] psm3_ep_connect: failed to agree on a protocol version with 3 peers"),
+        ("net.plugin", "E0801 11:02:31.2 77 agent.cpp:88] nixl agent failed to hand over a descriptor list"),
+        ("ib.qp-connect", "ERROR: poll loop: bad opcode in cqe, wr_id 77"),
+        ("gpu.driver", "[ 81.200311] NVRM: kceTopLevelFrob_GB200: frobbing failed, status 0x40"),
+        ("gpu.driver", "amdgpu: failed to evict a queue of process 77"),
+    ],
+)
+def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: str) -> None:
+    got = explain_text(line)
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
 def test_the_ways_that_open_mpi_tried_are_quoted() -> None:
     told = "At least one pair of MPI processes are unable to reach each other for\n  BTLs attempted: self\n"
     assert "BTLs attempted: self" in {each.text.strip() for each in explain_text(told).causes[0].evidence}
