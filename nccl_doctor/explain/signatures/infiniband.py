@@ -591,6 +591,9 @@ says(
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
+    "rdma_getaddrinfo: No such device",
+    "rdma_create_event_channel: No such device",
+    "rdma_create_id: No such device",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
@@ -911,6 +914,22 @@ says(
     strength=0.8,
     title="Kubernetes' RDMA device plugin has no device to give",
     why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
+)
+says(
+    "verbs-device-list",
+    "device{}node GUID",
+    rows=2,
+    why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+)
+says(
+    "umad-unanswered",
+    "umad ({way}) bad status 110; Connection timed out",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.46,
+    fold="management datagrams without an answer",
+    title="a port of the fabric does not answer a management datagram ({way})",
+    why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
 )
 says(
     "verbs-abi",

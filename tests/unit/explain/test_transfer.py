@@ -28,6 +28,8 @@ FOUND = {
         "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
     ),
     "ib.device-not-found": (
+        "rdma_server: start\nrdma_getaddrinfo: No such device\nrdma_server: end -1",
+        "$ ibv_devices\n    device          \t   node GUID\n    ------          \t----------------\n$ lsmod",
         "9086916adf67:rank1: PSM3 can't open nic unit: 0 (err=23)",
         f"{NVSHMEM}ibgda/ibgda.cpp:4834: no active IB device that supports GPU-initiated communication is found, exiting...",
         f"{NVSHMEM}ibrc/ibrc.cpp:1700: cound not find user specified HCA name: mlx5_9 port: 1, skipping",
@@ -48,6 +50,7 @@ FOUND = {
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
     ),
     "app.pg-misuse": (
+        "Assertion error /ep/csrc/deep_ep.cpp:48 'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
         f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
         f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
         f"{W}Allocation failed. No suitable space found to accommodate size=0x2171600000 within limit=0x2d00000000",
@@ -157,6 +160,10 @@ FOUND = {
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'].",
     ),
     "gpu.fell-off-bus": ("NVRM s_executeBooterUcode_TU102: Booter failed with non-zero error code: 0xa",),
+    "gpu.mig": (
+        "Failed to display compute instances: Insufficient Permissions",
+        "Unable to create a GPU instance on GPU  0 using profile 19: Insufficient Permissions",
+    ),
 }
 
 # What one side sees of the other: the best guess is named, and nothing is decided.
@@ -218,6 +225,8 @@ GUESSED = {
         "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
     ),
     "gpu.fell-off-bus": (
+        "[313.6] amdgpu 0000:0d:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x12",
+        "[442.4] amdgpu:\n failed to send message 200 ret is 0\n[442.9] amdgpu:\n last message was failed ret is 0",
         "[<ffffffffc33d41c2>] uvm_spin_loop+0xb2/0xe0 [nvidia_uvm]\n[<ffffffffc3418ab3>] wait_for_entry_with_spin+0x63/0x170 [nvidia_uvm]",
         "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
         "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
@@ -230,6 +239,9 @@ GUESSED = {
     "net.wrong-interface": (
         "w0:195:198 [0] proxy.cc:808 NCCL WARN Proxy Call to rank 1 failed (Connect)\nw0:195:198 [0] NCCL INFO transport/net.cc:319 -> 2",
         "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
+    ),
+    "ib.retry-exceeded": (
+        "src/query_smp.c:199; umad (DR path slid 0; dlid 0; 0,1,10,19 Attr 0x11:0) bad status 110; Connection timed out",
     ),
 }  # fmt: skip
 
@@ -314,6 +326,12 @@ def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
 def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: str) -> None:
     got = explain_text(line)
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+def test_a_device_that_is_listed_is_there() -> None:
+    listed = "    device          \t   node GUID\n    ------          \t----------------\n    mlx5_0          \tb8cef603001bc59e\n"
+    assert not explain_text(listed).causes
+    assert not explain_text(listed.partition("\n")[0]).causes  # a log that ends here
 
 
 def test_the_ways_that_open_mpi_tried_are_quoted() -> None:
