@@ -424,6 +424,20 @@ def hung_task(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def kernel_crash_in_driver(case: Case) -> Iterable[Candidate]:
+    """The kernel crashed, and the instruction (RIP) is one of the GPU's driver."""
+    frames = [hit for hit in case.hits("driver-frame") if "RIP: " in hit.text]
+    near = [
+        hit
+        for hit in case.hits("node-died")
+        if any(frame.file == hit.file and 0 < frame.line - hit.line <= _STACK for frame in frames)
+    ]
+    if near:
+        title = "the kernel crashed in the GPU's driver: a bug of this release, or a GPU that answers wrongly"
+        yield Candidate("gpu.driver", 0.92, title, [near[0], frames[0], *near[1:3]], hosts=hosts_of(frames))
+
+
+@diagnosis
 def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
     """RmInitAdapter, amdgpu's init or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
     hits = case.hits("adapter-not-initialised")

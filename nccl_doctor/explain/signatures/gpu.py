@@ -81,7 +81,40 @@ says(
     "amdgpu {pci}: Fatal error during GPU init",
     "amdgpu: Fatal error during GPU init",
     "amdgpu: probe of {pci} failed with error",
+    "Booter failed with non-zero error code: ",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "amdgpu-firmware-silent",
+    "SMU: I'm not done with your previous command",
+    "failed to send message {number:word} ret is",
+    "last message was failed ret is",
+    role=Role.SYMPTOM,
+    cause="gpu.fell-off-bus",
+    strength=0.46,
+    fold="an AMD GPU's firmware does not answer",
+    title="an AMD GPU's power firmware (SMU) does not answer its driver",
+    why="Now and then it is only late. If it goes on the GPU needs a reset, mostly of the whole host.",
+)
+says(
+    "mig-refused",
+    "Failed to display GPU instances: Insufficient Permissions",
+    "Failed to display compute instances: Insufficient Permissions",
+    "a GPU instance on GPU {gpu} using profile {profile}: Insufficient Permissions",
+    cause="gpu.mig",
+    strength=0.72,
+    title="MIG instances may not be listed or made by this user",
+    why="nvidia-smi mig needs root, or the capabilities below /proc/driver/nvidia/capabilities (mig/config, mig/monitor) in the container.",
+)
+says(
+    "driver-waits",
+    "] uvm_spin_loop+0x",
+    cause="gpu.fell-off-bus",
+    role=Role.SYMPTOM,
+    strength=0.46,
+    fold="a process waits in the GPU's driver",
+    title="a process waits in the GPU's driver (nvidia_uvm) for an answer of the GPU",
+    why="A stack of /proc/PID/stack or SysRq. If it stays there the GPU or its firmware does not answer, and only a reset ends the process.",
 )
 says(
     "driver-files-differ",

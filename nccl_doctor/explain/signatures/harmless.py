@@ -66,6 +66,12 @@ says(
     why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
 )
 says(
+    "dcgm-without-daemon",
+    "Host engine connection invalid/disconnected",
+    role=H,
+    why="DCGM's exporter or dcgmi does not reach nv-hostengine (restarted, or without a GPU's driver): monitoring has no values. Jobs do not need it.",
+)
+says(
     "dcgm-without-switches",
     "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
     "[[NvSwitch]] Not attached to NvSwitches",

@@ -363,6 +363,7 @@ says(
     "ibv_modify_qp failed with error {error}",
     "ibv_modify_qp failed",
     "Failed to modify QP",
+    "Failed to modify UD QP to",
     "Unable to modify QP",
     "failed to modify qp",
     cause="ib.qp-connect",
@@ -590,6 +591,9 @@ says(
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
+    "rdma_getaddrinfo: No such device",
+    "rdma_create_event_channel: No such device",
+    "rdma_create_id: No such device",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
@@ -811,6 +815,24 @@ says(
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
 )
 says(
+    "open-mpi-ofi",
+    "Open MPI failed an OFI Libfabric library call ({call}).",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="Open MPI does not start on libfabric",
+    title="Open MPI's way over libfabric does not start ({call})",
+    why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
+)
+says(
+    "charm-ofi",
+    "Reason: OFI::{call} error",
+    cause="net.plugin",
+    strength=0.62,
+    title="Charm++'s way over libfabric fails ({call})",
+    why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
+)
+says(
     "oneccl-error",
     "|CCL_ERROR| {error}",
     cause="net.plugin",
@@ -894,6 +916,22 @@ says(
     why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
 )
 says(
+    "verbs-device-list",
+    "device{}node GUID",
+    rows=2,
+    why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+)
+says(
+    "umad-unanswered",
+    "umad ({way}) bad status 110; Connection timed out",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.46,
+    fold="management datagrams without an answer",
+    title="a port of the fabric does not answer a management datagram ({way})",
+    why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
@@ -901,11 +939,12 @@ says(
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",
+    "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="Omni-Path's library (PSM2) cannot open an adapter",
+    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )

@@ -595,6 +595,7 @@ says(
     "mpi-no-way",
     "At least one pair of MPI processes are unable to reach each other",
     "MPI_INIT has failed because at least one MPI process is unreachable",
+    "BTLs attempted: {names}",
     cause="net.wrong-interface",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",

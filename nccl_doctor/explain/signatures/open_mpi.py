@@ -104,6 +104,16 @@ says(
     why="Open MPI could not bind a process to cores (often in a container) and goes on: it may be slower, and nothing has failed.",
 )
 says(
+    "openib-no-scheme",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.46,
+    fold="Open MPI's openib leaves out a port",
+    title="Open MPI's openib cannot connect over a port of the adapter, and leaves it out",
+    why="No connection scheme (udcm, rdmacm, --mca btl_openib_cpc_include) fits it: rdmacm wants an address of its own on the port. UCX (--mca pml ucx) replaces openib.",
+)
+says(
     "mpi-collectives-library",
     "ml_discover_hierarchy exited with error",
     "is not available but requested in hierarchy:",

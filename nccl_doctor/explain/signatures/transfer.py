@@ -305,6 +305,14 @@ says(
     why="The port's GID table has no entry at that index (RoCE v2 over IPv4 is often 3).",
 )
 says(
+    "deepep-few-ranks",
+    "'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
+    cause="app.pg-misuse",
+    strength=0.78,
+    title="DeepEP's kernels between hosts want more ranks than fit one NVLink domain (8), or its low-latency mode",
+    why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
+)
+says(
     "mooncake-registers-gpu",
     "DMA BUF supported required for GPU RDMA",
     "Failed to retrieve dmabuf for {address:word}",
