@@ -129,6 +129,10 @@ says(
 says("gdr-disabled", "GPU Direct RDMA Disabled for {what}", why="No GPUDirect RDMA between this GPU and HCA.")
 says("nccl-version", "NCCL version {version:word}", why="NCCL's version.")
 says("nccl-error-version", ", NCCL version {version:word}", why="NCCL's version, in torch's error text.")
+_OTHER_TORCH = re.compile(  # the one that something was built for, or wants
+    r"\(you have |\b(?:(?:built|compiled) (?:for|with|against)|requires?|needs?)(?: at least)? (?:py)?torch\b",
+    re.IGNORECASE,
+)
 says(
     "torch-version",
     "torch=={version:word}",
@@ -140,7 +144,7 @@ says(
     "PyTorch {version:word}",
     "torch version {version:word}",
     why="torch's version.",
-    where=lambda groups, line: groups["version"][:1].isdigit(),
+    where=lambda groups, line: groups["version"][:1].isdigit() and _OTHER_TORCH.search(line) is None,
 )
 says(
     "driver-version",
