@@ -43,7 +43,7 @@ TOPICS: dict[str, str] = {
     "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
-    "net.port-in-use": r"in use|eaddrinuse|\bbind\b",
+    "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! source)",
     "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
     "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
@@ -58,7 +58,7 @@ TOPICS: dict[str, str] = {
     "sys.container": r"container|docker|seccomp|capabilit|cgroup|namespace|/sys/|privileged",
     "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|\bfs\b|blocked for more than|input/output|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",
     "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat|kernel panic|machine check|node_fail|host error|"
-    r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|crashed|retirement|lost_host|underlying hardware",
+    r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|(?:node|host|machine|server|kernel|system)\b.{0,30}\bcrashed|retirement|lost_host|underlying hardware",
     "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
     "sw.library-conflict": r"symbol|shared object|libnccl\.so|glibc|ld_library_path|libcud",
     "sw.no-nccl-backend": r"built without|not built|not compiled|backend .*(?:not|un)available|nccl built",

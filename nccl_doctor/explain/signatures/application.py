@@ -510,7 +510,6 @@ says(
     "exec format error",
     "unable to locate the specified executable",
     "executable file not found in $PATH",
-    "Batch job submission failed",
     "can't open file '{file}': [Errno 2] No such file or directory",
     "No module named {module}",
     "SyntaxError: {error}",

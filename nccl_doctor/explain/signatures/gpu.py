@@ -372,6 +372,8 @@ says(
     "no GPU is visible",
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
+    "Could not initialize Tensile host: No devices found",  # rocBLAS
+    "Failed to initialize NVML: Insufficient Permissions",
     "libcuda.so.1: cannot open shared object file",
     cause="gpu.not-visible",
     strength=0.9,
@@ -428,6 +430,8 @@ says(
     "Failed to CUDA calloc",
     "Failed to CUDA malloc",
     "HIP out of memory",
+    "HIP error: out of memory",
+    "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
@@ -472,11 +476,15 @@ says(
     "an illegal instruction was encountered",
     "CUDA_EXCEPTION_",
     "hipErrorIllegalAddress",
+    "HSA_STATUS_ERROR_EXCEPTION",  # ROCm's runtime, of a queue whose kernel failed
+    "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+    "HSA_STATUS_ERROR_MEMORY_FAULT",
+    "HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION",
     "Memory access fault by GPU node",
     "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
-    title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
+    title="a kernel on a GPU accessed memory it must not (or hit an assertion); NCCL only reports it",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
 )
 says(
@@ -564,6 +572,9 @@ says(
     "cudaErrorNoKernelImageForDevice",
     "is not compatible with the current PyTorch installation",
     "HIP error: invalid device function",
+    "hipErrorNoBinaryForGpu",
+    "TensileLibrary{name}for GPU arch",  # rocBLAS
+    "callbackQueue aborting with status: 0x100f",  # ROCm's HSA_STATUS_ERROR_INVALID_ISA
     "ptxas fatal{}: Value '{architecture}' is not defined for option 'gpu-name'",
     "Unsupported gpu architecture '{architecture}'",  # nvcc
     "nvrtc: error: invalid value for --gpu-architecture",
@@ -729,6 +740,7 @@ says(
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
     "HSA_STATUS_ERROR",
+    "ROCk module is NOT loaded",
     "nvml error: driver",
     "driver rpc error",
     "this kernel module has the version",
@@ -755,6 +767,7 @@ says(
     why="Driver, libraries and GPU are of different releases.",
     where=lambda groups, line: (
         not ("with CUDA capability sm_" in line and "not compatible" not in line and "no longer" not in line)
+        and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
     ),
 )
 says(

@@ -17,6 +17,13 @@ says(
     why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
 )
 says(
+    "limit-not-propagated",
+    "Can't propagate RLIMIT_{limit:word} of {value} from submit host",
+    role=H,
+    why="Slurm could not raise a limit on the node to what the shell of srun had, and goes on with the node's own.",
+    where=lambda groups, line: groups["limit"] != "MEMLOCK",
+)
+says(
     "engine-ends-its-workers",
     "WorkerProcess pid {pid:int} died, exit code: -15",
     role=H,

@@ -318,6 +318,9 @@ says(
     "step-refused",
     "srun: error: Unable to create step for job {job:word}: {reason}",
     "srun: error: Unable to create step",
+    "srun: error: CPU binding outside of job step allocation",
+    "Unable to layout tasks on given cpus",
+    "Unable to satisfy cpu bind request",
     cause="launch.world-size",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",
@@ -573,10 +576,12 @@ says(
     "does not know how to route a message to the specified daemon",
     "pdsh@{host}: {other}: ssh exited",
     "could not resolve hostname{}ssh",
+    "ssh_exchange_identification: ",
+    "kex_exchange_identification: ",
     cause="net.master-unreachable",
     strength=0.62,
     title="the launcher could not start its processes on a host",
-    why="ssh to a host failed: not reachable, not permitted, or its daemon could not call back.",
+    why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
 )
 says(
     "mpi-interfaces",
@@ -682,9 +687,12 @@ says(
     "pod group is not ready",
     "queue resource quota insufficient",
     "insufficient unused quota",
+    "exceeded quota: ",
+    "TopologyAffinityError",
+    "Node didn't have enough resource: ",
     cause="launch.world-size",
     strength=0.7,
-    title="the cluster has fewer GPUs or nodes than were asked for",
+    title="the scheduler finds no place for the job: too few free GPUs or nodes, none that admit it, or a quota",
     why="The scheduler cannot place the job.",
 )
 says(

@@ -96,6 +96,7 @@ says(
     "Port {port:int} is already in use",
     "port {port:int} is already in use",
     "but another process is utilizing it",
+    "port is already allocated",  # Docker
     cause="net.port-in-use",
     strength=0.96,
     title="the port is already in use on this host",

@@ -18,6 +18,11 @@ def _no_image(line: str) -> bool:
     return _NOT_THERE.search(line) is not None and re.search(r"image|manifest|pull|reference", line) is not None
 
 
+# Nothing answered; the cluster has too little of what was asked for; qsub of an interactive job.
+_NOT_REFUSED = (
+    r"contact|[Tt]imed out|node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
+)
+
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
@@ -25,7 +30,6 @@ says(
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
     "Reason=NodeDown",
-    "has low real_memory size",
     "PLEG is not healthy",
     "detected hard LOCKUP",
     "kernel BUG at",
@@ -62,6 +66,7 @@ says(
     "Prolog hung on node",
     ": Prolog error",
     "Prolog failure on node {node:word}",
+    "srun: error: Nodes {node:word} are still not ready",
     "launch failed requeued held",
     "launch_failed_requeued_held",
     "Required node not available (down, drained or reserved)",
@@ -69,12 +74,13 @@ says(
     strength=0.66,
     title="Slurm could not start the job on one of its nodes",
     why="A node did not answer, or its prolog failed. slurmd's log on that node says why.",
-    where=lambda groups, line: "credential" not in line,
+    where=lambda groups, line: not re.search("credential|layout tasks|cpu bind", line),
 )
 says(
     "step-unkillable",
     "DUE TO JOB NOT ENDING WITH SIGNALS",
     "DUE TO STEP NOT ENDING WITH SIGNALS",
+    "Kill task failed",  # the reason for which slurmctld drains the node
     cause="sys.node-failure",
     strength=0.6,
     title="Slurm could not end the job on one of its nodes",
@@ -258,6 +264,32 @@ says(
     why="Launchers that start their workers by kubectl exec (MPI operators) need all of them to run: the pod's events say what it waits for.",
 )
 says(
+    "container-name-taken",
+    'Conflict. The container name "{name}" is already in use by container',
+    cause="unrelated",
+    strength=0.8,
+    title="a container with the name {name} is already there",
+    why="Docker starts no second one of the name, also where the first has ended: docker rm, or another --name.",
+)
+says(
+    "adapter-not-in-container",
+    'adding custom device "/dev/infiniband/{device:word}": no such file or directory',
+    cause="ib.device-not-found",
+    strength=0.85,
+    title="the host has no /dev/infiniband/{device}",
+    why="The container is given an RDMA device that the host's kernel did not make: no adapter, no driver, or ib_uverbs is not loaded.",
+)
+says(
+    "api-server-refuses",
+    "Error from server (Forbidden): {message}",
+    "Error from server (Invalid): {message}",
+    "Error from server (InternalError): {message}",
+    cause="unrelated",
+    strength=0.6,
+    title="Kubernetes refuses the request: {message}",
+    why="The API server answered kubectl with an error: rights, a field of the object, or a webhook. Nothing of the job has begun.",
+)
+says(
     "no-such-kind",
     "the server could not find the requested resource",
     "no matches for kind {kind}",
@@ -309,6 +341,55 @@ says(
     where=lambda groups, line: not groups["plugin"].startswith("mpi/"),
 )
 says(
+    "submission-refused",
+    "Batch job submission failed: {reason}",
+    "Unable to allocate resources: {reason}",
+    "Job submit/allocate failed: {reason}",
+    "qsub: {reason}",
+    "Unable to run job: {reason}",  # Grid Engine
+    ". Job not submitted",  # LSF
+    cause="unrelated",
+    strength=0.85,
+    title="the scheduler refuses the job: {reason}",
+    why="An account, partition, limit or resource of the request is not valid here: nothing has begun.",
+    where=lambda groups, line: not re.search(_NOT_REFUSED, groups.get("reason", "")),
+)
+says(
+    "slurm-output-refused",
+    "Could not open stdout file {path}: {error}",
+    "Could not open stderr file {path}: {error}",
+    cause="unrelated",
+    strength=0.7,
+    title="Slurm cannot open the job's output file {path} on the node: {error}",
+    why="Slurm does not create directories for --output, and the node needs the file system on which it lies.",
+)
+says(
+    "slurm-directory-gone",
+    "couldn't chdir to `{path}': {error}: going to /tmp instead",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.5,
+    title="the job's directory {path} is not on the node: {error}",
+    why="The job goes on in /tmp, where its files are not: the shared file system is not mounted there, or the directory lies on another host alone.",
+)
+says(
+    "slurm-gpus-without-files",
+    "unable to set env vars, no device files configured",
+    cause="gpu.not-visible",
+    strength=0.7,
+    title="Slurm gives the job GPUs without their devices: its gres.conf on this node names no File=",
+    why="Without device files (or AutoDetect=nvml) Slurm sets no CUDA_VISIBLE_DEVICES.",
+)
+says(
+    "slurm-low-memory",
+    "has low real_memory size ({there:int} < {wanted:int})",
+    "has low real_memory size",
+    "Low RealMemory",
+    cause="sys.node-failure",
+    strength=0.7,
+    title="a node has less memory than slurm.conf says: Slurm takes it out of service",
+    why="A memory module failed or was taken out, or RealMemory= is more than the kernel leaves.",
+)
+says(
     "slurm-node-described-otherwise",
     "Node configuration differs from hardware: {difference}",
     "gres/{kind:word}: invalid GRES core specification {difference}",
@@ -321,6 +402,7 @@ says(
     "slurm-not-there",
     "Munge encode failed",
     "Unable to contact slurm controller",
+    "failed to fetch remote configs",  # slurmd and sackd without a slurm.conf of their own
     cause="sys.clock-or-dns-or-fs",
     strength=0.78,
     where=lambda groups, line: "slurm_load_" not in line,  # squeue, sinfo: who only asks
@@ -358,6 +440,7 @@ says(
     "0/{count:int} {}Error ",
     "BackoffLimitExceeded",
     "reached the specified backoff limit",
+    "jobset failed due to {reason}",
     " FAILED {}:",
     "JobState=FAILED",
     "(status: FAILED",  # SkyPilot: FAILED, FAILED_SETUP, FAILED_DRIVER
@@ -366,7 +449,7 @@ says(
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
     where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
+        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal|jobset", line) is not None
     ),
 )
 says(

@@ -69,8 +69,9 @@ says(
 says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
-    "Failed to initialize NVML: could not load NVML library",
-    "Detected non-NVML platform: could not load NVML library",  # the device plugin, from 0.14 on
+    "could not load NVML library",  # the device plugin
+    "Incompatible strategy detected auto",
+    "invalid device discovery strategy",
     cause="sys.container",
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
@@ -200,10 +201,11 @@ says(
     "module 'torch._C' has no attribute '_cuda_{name:word}'",
     "No module named 'torch._C._distributed_c10d'",
     "PyTorch is not compiled with NCCL support",
+    "Unknown communication backend: nccl",  # turbomind
     cause="sw.no-nccl-backend",
     strength=0.95,
-    title="this torch was built without NCCL (or without CUDA)",
-    why="A CPU-only or foreign-platform build of torch is installed on this host.",
+    title="this torch (or turbomind) was built without NCCL (or without CUDA)",
+    why="A CPU-only or foreign-platform build is installed on this host.",
 )
 says(
     "torch-lacks-part",

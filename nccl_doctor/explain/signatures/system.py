@@ -95,8 +95,8 @@ says(
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
     where=lambda groups, line: (
         bool(re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE))
-        and not re.search(r"accept|recv|send|connect", line, re.IGNORECASE)
-    ),  # sockets that need no answer now
+        and not re.search(r"accept|recv|send|connect|propagate", line, re.IGNORECASE)
+    ),  # sockets that need no answer now, Slurm's limits
 )
 
 # --- host memory
@@ -121,6 +121,7 @@ says(
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
     "exceeded step memory limit",
+    "Exceeded step memory limit",
     "memory.max",
     "TERM_MEMLIMIT",
     "job killed: mem",
@@ -545,11 +546,19 @@ says(
     "mount: permission denied",
     "CreateContainerError",
     "failed to create shim task",
+    "OCI runtime error",
+    "unknown or invalid runtime name: ",
+    "Cannot connect to the Docker daemon",
+    "trying to connect to the Docker daemon socket",
+    "bind source path does not exist",
+    "error gathering device information while adding custom device",
     "pyxis: ",
     "enroot: ",
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
+    "FATAL:   While ",  # Apptainer, Singularity
+    "FATAL: kernel too old",
     "ERROR  : Failed creating directory {path}/.singularity.d",  # Singularity 2
     cause="sys.container",
     strength=0.66,
