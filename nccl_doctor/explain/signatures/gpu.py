@@ -876,7 +876,6 @@ says(
     "cuIpcOpenMemHandle",
     "cudaIpcGetMemHandle",
     "could not open IPC",
-    "pidfd_getfd",
     "Cuda failure 217",
     "Cuda failure 704",
     "Cuda failure 208",
