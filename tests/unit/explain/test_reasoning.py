@@ -1329,3 +1329,8 @@ def test_a_port_that_is_switched_off_beside_an_active_one_is_no_cause() -> None:
     devinfo = "\tport:\t2\n\t\tstate:\t\t\tPORT_DOWN (1)\n\t\tphys_state:\t\tDISABLED (3)\n"
     assert explain_text(devinfo).causes[0].confidence > 0.8
     assert all(cause.confidence < 0.5 for cause in explain_text("\t\tstate:\t\t\tPORT_ACTIVE (4)\n" + devinfo).causes)
+
+
+def test_the_advice_for_what_is_no_failure_of_communication_says_where_to_look() -> None:
+    (fix,) = explain_text("Traceback (most recent call last):\nKeyError: 'dog'\n").causes[0].fixes
+    assert "last frame in your own files" in fix.text and not fix.text.endswith(":")
