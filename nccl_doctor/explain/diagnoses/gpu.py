@@ -78,14 +78,14 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     stuck = {(item.sequence, item.operation) for item in waits}
     early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
     everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
-    if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
+    if len(stuck) == 1 and early and (everyone or case.has("smi-busy", "busy-and-watts")):
         hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
-        strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
+        strength = 0.82 if case.has("smi-busy", "busy-and-watts", "acs-redirect", "p2p-broken") else 0.68
         yield Candidate(
             "gpu.p2p",
             strength,
             "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
-            [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
+            [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]],
             final=True,
         )
 

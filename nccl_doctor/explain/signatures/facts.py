@@ -458,9 +458,8 @@ says("wsl", "microsoft-standard-WSL2", "WSL2", "/usr/lib/wsl/", why="The Windows
 says(
     "smi-busy",
     "%      Default |",
-    "100 %, {watts:num} W",
     why="GPU utilisation in an nvidia-smi table.",
-    where=lambda groups, line: "100%" in line or "100 %" in line,
+    where=lambda groups, line: "100%" in line,
 )
 says(
     "shm-full",

@@ -963,7 +963,6 @@ says(
     "cuIpcOpenMemHandle",
     "cudaIpcGetMemHandle",
     "could not open IPC",
-    "pidfd_getfd",
     "Cuda failure 217",
     "Cuda failure 704",
     "Cuda failure 208",

@@ -238,6 +238,14 @@ says(
     where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
+    "port-active",
+    "state ACTIVE physical_state LINK_UP",
+    "State: Active",
+    "state:{}4: ACTIVE",
+    "PORT_ACTIVE (4)",
+    why="A listing shows an RDMA port that is active.",
+)
+says(
     "adapter-up",
     " port {port:int} ==> {interface} (Up)",
     why="ibdev2netdev: this RDMA adapter's port is up.",
@@ -311,6 +319,7 @@ says(
     "phys state:  2: Polling",
     "phys_state:{}POLLING",
     "phys state:{}Disabled",
+    "phys_state:{}DISABLED (3)",
     "state: 1: DOWN",
     "state:{}1: DOWN",
     "Port {port:int} Down",

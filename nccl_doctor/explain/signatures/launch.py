@@ -675,10 +675,8 @@ says(
 )
 says(
     "resources-missing",
-    "The number of required GPUs exceeds the total number of available GPUs",
     "Insufficient nvidia.com/gpu",
     "0/{count:int} nodes are available",
-    "No available node types can fulfill resource request",
     "Cannot schedule{}GPU",
     "Requested node configuration is not available",
     "insufficient GPUs",

@@ -502,7 +502,6 @@ says(
     "crash-in-libnccl",
     "libnccl.so(+0x",
     "/libnccl.so.2(",
-    "in libnccl.so",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.6,
