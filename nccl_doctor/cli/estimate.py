@@ -28,7 +28,7 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
     epilog=examples(
         {
             "estimate ddp --params 7B --dtype float32 --gpus 64 --from a.json": "",
-            "docs estimate": "what is sent, where rates come from, what a range is",
+            "docs estimate": "what it counts, and how sure it is",
         },
         codes="0 estimated, 4 only in part, 3 no rate is known",
     ),
