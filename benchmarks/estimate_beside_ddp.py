@@ -3,15 +3,17 @@
     python benchmarks/estimate_beside_ddp.py [--ranks 2] [--layers 24] [--width 1024] [--batches 16,64,256] [--seconds 40]
 
 For each batch size `bench allreduce` is run over gloo on this machine and kept; `estimate` reads it. Then as many ranks train
-a model of known size. Each round does three things, in an order drawn by lot: a step under no_sync (computation alone), a step of
-DDP, and all-reduces alone, of as many bytes in as many calls as the estimate counts. Medians over rounds. For each batch:
-the all-reduces beside the estimated communication, and DDP's step beside the estimated range, which is reckoned from the
-step under no_sync. The bucket has DDP's default size, 25 MiB.
+a model of known size. Each round does, in an order drawn by lot: a step under no_sync (computation alone), a step of DDP,
+all-reduces alone, of as many bytes in as many calls as the estimate counts, and one all-reduce of each of bench's sizes. Told
+are medians over rounds: the all-reduces beside the estimated communication, and DDP's step beside the estimated range, which is
+reckoned from the step under no_sync; once by bench's fit, and once by a fit of the same rounds, which has seen the same
+machine. The bucket has DDP's default size, 25 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -19,7 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -28,9 +33,13 @@ import paired  # noqa: E402
 
 from nccl_doctor.agent.collective import launch  # noqa: E402
 from nccl_doctor.bench.estimate import Question, Range, Step, estimate  # noqa: E402
-from nccl_doctor.bench.outcome import Outcome, read  # noqa: E402
+from nccl_doctor.bench.outcome import FitOf, Outcome, read  # noqa: E402
 from nccl_doctor.bench.parallelism import Model, volumes, ways  # noqa: E402
 from nccl_doctor.bench.rates import Machines  # noqa: E402
+from nccl_doctor.bench.sizes import parse_sizes  # noqa: E402
+from nccl_doctor.bench.statistics import fit  # noqa: E402
+
+SIZES = "256K:64M:x4"
 
 
 def model_of(options: argparse.Namespace) -> Model:
@@ -67,7 +76,9 @@ def rank_main(options: argparse.Namespace) -> None:
             dist.all_reduce(buffer)
 
     data = torch.ones(options.batch, options.width)
-    kinds = {"alone": alone, "step": step, "reduce": reduce}
+    kinds: dict[str, Callable[[torch.Tensor], object]] = {"alone": alone, "step": step, "reduce": reduce}
+    for size in parse_sizes(SIZES):
+        kinds[str(size)] = functools.partial(lambda buffer, _: dist.all_reduce(buffer), torch.zeros(size // 4))
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(3):
         step(data)
@@ -91,7 +102,7 @@ def bench(ranks: int) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "run.json"
         command = [sys.executable, "-m", "nccl_doctor", "bench", "allreduce", "--backend", "gloo", "--ranks-per-host"]
-        command += [str(ranks), "--sizes", "256K:64M:x4", "--time-budget", "15", "--save", str(kept)]
+        command += [str(ranks), "--sizes", SIZES, "--time-budget", "15", "--save", str(kept)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         return read(kept)
@@ -123,22 +134,27 @@ def main() -> int:
     print(
         f"{model.params / 1e6:.1f} million parameters, {options.ranks} ranks over gloo; milliseconds, medians over rounds"
     )
-    head = ("batch", "rounds", "all-reduces", "estimated", "", "no_sync", "DDP step", "estimated", "")
-    print("{:>5} {:>6}  {:>11} {:>13} {:>6}  {:>8} {:>8} {:>15} {:>6}".format(*head))
+    head = ("batch", "rounds", "fit of", "all-reduces", "estimated", "", "no_sync", "DDP step", "estimated", "")
+    print("{:>5} {:>6} {:>6}  {:>11} {:>13} {:>6}  {:>8} {:>8} {:>15} {:>6}".format(*head))
     for batch in options.batches.split(","):
         run = bench(options.ranks)
         more = ("--batch", batch)
         (told,) = paired.ranks(__file__, options.ranks, launch.free_port(), more)
         rounds, seconds = json.loads(told)
+        line = fit(parse_sizes(SIZES), [seconds[str(size)] * 1e6 for size in parse_sizes(SIZES)])
+        assert line is not None
+        same = msgspec.structs.replace(run, fits=(FitOf("allreduce", "in", line),))
         steps = (Step(seconds["alone"], 1), Step(seconds["step"], options.ranks))
         question = Question("ddp", model, (options.ranks,), options.ranks, steps)
-        (row,) = estimate(question, way, Machines(options.ranks, (("bench", run),)), "benchmark").rows
-        assert row.communication is not None and row.step is not None
-        print(
-            f"{batch:>5} {rounds:>6}  {seconds['reduce'] * 1e3:>11.1f} {_beside(seconds['reduce'], row.communication)}  "
-            f"{seconds['alone'] * 1e3:>8.1f} {seconds['step'] * 1e3:>8.1f}   {_beside(seconds['step'], row.step)}",
-            flush=True,
-        )
+        for name, source in (("bench", run), ("rounds", same)):
+            (row,) = estimate(question, way, Machines(options.ranks, ((name, source),)), "benchmark").rows
+            assert row.communication is not None and row.step is not None
+            print(
+                f"{batch:>5} {rounds:>6} {name:>6}  {seconds['reduce'] * 1e3:>11.1f} "
+                f"{_beside(seconds['reduce'], row.communication)}  {seconds['alone'] * 1e3:>8.1f} "
+                f"{seconds['step'] * 1e3:>8.1f}   {_beside(seconds['step'], row.step)}",
+                flush=True,
+            )
     return 0
 
 

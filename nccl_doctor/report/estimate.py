@@ -239,7 +239,7 @@ def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
     if any(row.step for row in rows):
         yield (
             "Ranges reach from all communication hidden behind computation, as far as it lasts, to none hidden"
-            " (targets: " + _TARGETS + "); as much is hidden on any number of GPUs."
+            " (targets: " + _TARGETS + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
         )
     if found.question.model.accumulate > 1 and any(cost.window not in (0.0, 1.0) for row in rows for cost in row.costs):
         yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
