@@ -70,12 +70,19 @@ class Measured(msgspec.Struct, frozen=True):
     off: float
 
 
-class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+class Needs(msgspec.Struct, frozen=True):
+    """The bus bandwidth (GB/s, of all collectives together) from which both targets are met, with everything hidden that
+    can be and with nothing hidden; None where none is enough."""
+
+    hidden: float | None
+    bare: float | None
+
+
+class Row(msgspec.Struct, frozen=True):
     """One number of GPUs. Shares and efficiencies are fractions; None: not known, and ``trouble`` says why.
 
-    ``latency_known`` False: the worse bounds lack what the calls cost, and no target is met by them.
-    ``needs_hidden``, ``needs_bare``: the bus bandwidth (GB/s, of all collectives) from which both targets are met, with
-    everything hidden that can be, and with nothing hidden; None where no bandwidth is enough, 0 where it is not asked.
+    ``latency_known`` False: the worse bounds lack what the calls cost, and no target is met by them. ``needs`` None: the
+    targets are met, or nothing is known.
     """
 
     gpus: int
@@ -89,8 +96,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     efficiency_met: Met = "cannot-tell"
     link: Link = ""
     busbw: Range | None = None  # of all collectives together
-    needs_hidden: float | None = 0.0
-    needs_bare: float | None = 0.0
+    needs: Needs | None = None
     latency_known: bool = True
     measured: Measured | None = None
     trouble: str = ""
@@ -338,11 +344,11 @@ def _judged(row: Row, bounds: Sequence[_Bound], question: Question, costs: Mappi
     if row.met == "met" or row.busbw is None:
         return row
     times_hidden, times_bare = hidden.needs(gpus), [bound.needs(gpus) for bound in bare]
-    return msgspec.structs.replace(
-        row,
-        needs_hidden=None if times_hidden is None else times_hidden * row.busbw.high if row.met == "missed" else 0.0,
-        needs_bare=None if None in times_bare else max(times or 0.0 for times in times_bare) * row.busbw.low,
+    needs = Needs(
+        None if times_hidden is None else times_hidden * row.busbw.high,
+        None if None in times_bare else max(times or 0.0 for times in times_bare) * row.busbw.low,
     )
+    return msgspec.structs.replace(row, needs=needs)
 
 
 def _range(values: Iterable[float]) -> Range:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -141,8 +140,8 @@ def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "each sends", _sent(cost, [row.costs[number] for row in known])
     yield from _rates(known)
     for row in known:
-        if row.busbw is not None and row.met != "met" and row.needs_bare != 0.0 and not _only_latency(row):
-            yield "it takes", _needs(row, row.busbw)
+        for text in _needs(row):
+            yield "it takes", text
     for row in found.rows:
         if row.measured is not None and row.step is not None:
             yield "measured", _measured(row)
@@ -193,21 +192,20 @@ def _two(low: float, high: float, words: Callable[[float], str]) -> str:
     return one if one == other else f"{one} to {other}"
 
 
-def _only_latency(row: Row) -> bool:
-    """Whether the bandwidth would do, and only what calls cost is not known."""
-    return not row.latency_known and row.busbw is not None and (row.needs_bare or math.inf) <= row.busbw.low
-
-
-def _needs(row: Row, busbw: Range) -> str:
-    have = _two(busbw.low, busbw.high, rate)
-    if row.needs_hidden is None:
-        return f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
-    enough = [f"{rate(row.needs_hidden)} with all hidden that can be"] if row.needs_hidden else []
-    enough += [f"{rate(row.needs_bare)} with nothing hidden"] if row.needs_bare else []
+def _needs(row: Row) -> Iterator[str]:
+    """The bandwidth that would do; nothing where the targets are met, or where only the cost of calls is not known."""
+    needs, busbw = row.needs, row.busbw
+    if needs is None or busbw is None or (not row.latency_known and needs.bare and needs.bare <= busbw.low):
+        return
+    if needs.hidden is None:
+        yield f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
+        return
+    enough = [f"{rate(needs.hidden)} with all hidden that can be"] if row.met == "missed" else []
+    enough += [f"{rate(needs.bare)} with nothing hidden"] if needs.bare else []
     enough += ["more, as what calls cost is not known"] if not row.latency_known else []
-    never = "" if row.needs_bare else "; with nothing hidden none is enough, as the calls alone take too long"
+    never = "" if needs.bare else "; with nothing hidden none is enough, as the calls alone take too long"
     least = f"a bus bandwidth of {', '.join(enough)}" if enough else "that part of the communication is hidden"
-    return f"{row.gpus} GPUs: {least}{never}; it is {have}"
+    yield f"{row.gpus} GPUs: {least}{never}; it is {_two(busbw.low, busbw.high, rate)}"
 
 
 def _measured(row: Row) -> str:
@@ -239,7 +237,9 @@ def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
     if any(row.step for row in rows):
         yield (
             "Ranges reach from all communication hidden behind computation, as far as it lasts, to none hidden"
-            " (targets: " + _TARGETS + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
+            " (targets: "
+            + _TARGETS
+            + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
         )
     if found.question.model.accumulate > 1 and any(cost.window not in (0.0, 1.0) for row in rows for cost in row.costs):
         yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
