@@ -118,11 +118,6 @@ class Estimate(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     trouble: str = ""  # why no share or efficiency could be told
 
-    @property
-    def estimated(self) -> int:
-        """How many rows have all that was asked for."""
-        return sum(not row.trouble for row in self.rows)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Part:

@@ -104,7 +104,7 @@ def _of_runs(
 
 def _world(run: Outcome) -> str:
     hosts = len(run.world.per_host)
-    return f"{run.world.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    return f"{run.world.backend}, {run.world.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
 
 
 def _line(run: Outcome, collective: str) -> Fit | None:

@@ -154,7 +154,7 @@ def test_a_run_tells_the_rate_of_its_own_world() -> None:
         found = rate_of(machines, 16, name)
         assert (found.busbw_low, found.busbw_high) == pytest.approx((40.0, 40.0))
         assert (found.latency_low_us, found.latency_high_us) == pytest.approx((50.0, 50.0))
-        assert found.source == "two.json (16 ranks on 2 hosts, 2026-11-22)" and not found.beyond
+        assert found.source == "two.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" and not found.beyond
 
 
 def test_beyond_what_was_measured_there_is_a_range_and_it_is_said() -> None:
@@ -387,7 +387,7 @@ def test_saved_runs_say_what_is_known_and_how_the_rest_is_measured(tmp_path: Pat
     write(saved(), tmp_path / "two\x1b[31m.json")
     done = told(*WORDS[:-2], "--from", str(tmp_path / "two\x1b[31m.json"), "--step", "1s@16", columns=200)
     assert done.exit_code == 4 and "\x1b" not in done.output
-    assert "two\\e[31m.json (16 ranks on 2 hosts, 2026-11-22)" in done.output
+    assert "two\\e[31m.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" in done.output
     assert "nccl-doctor bench allreduce --gpus-per-host 8 " in done.output and "? NOT ESTIMATED: 8 GPUs" in done.output
     none = told(*WORDS)
     assert none.exit_code == 3 and "bench allreduce --hosts HOSTFILE --gpus-per-host 8" in " ".join(none.output.split())
