@@ -115,6 +115,7 @@ class Estimate(msgspec.Struct, frozen=True):
     tool: str
     question: Question
     source: str  # of what is said of this way of parallelism
+    note: str  # what is to be known of it
     rows: tuple[Row, ...]
     trouble: str = ""  # why no share or efficiency could be told
 
@@ -222,7 +223,7 @@ def estimate(question: Question, way: Way, machines: Machines, tool: str) -> Est
         else:
             row = _communication(machines, gpus, costs[gpus])
             rows.append(_judged(row, bounds, question, costs) if bounds else row)
-    return Estimate(SCHEMA, tool, question, way.source, tuple(rows), trouble)
+    return Estimate(SCHEMA, tool, question, way.source, way.note, tuple(rows), trouble)
 
 
 def _costs(sends: Sequence[Volume], machines: Machines, gpus: int) -> tuple[Cost, ...] | str:

@@ -45,12 +45,12 @@ class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One way of data parallelism, and the source of what is said of it."""
 
     way: str
-    title: str
     calls: Literal["bucket", "layer"]
     sends: tuple[Traffic, ...]
     source: str
     read: str
     default_bucket: Bucket = Bucket()
+    note: str = ""
 
     @property
     def has_choice(self) -> bool:

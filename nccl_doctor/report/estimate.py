@@ -245,6 +245,8 @@ def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
         yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
     if any(cost.window == 0 for row in rows for cost in row.costs):
         yield "What is sent after the optimizer's step is never hidden."
+    if found.note:
+        yield found.note
     if any(item.startswith("measured on") for row in rows for cost in row.costs for item in cost.rate.beyond):
         yield (
             "On other numbers of ranks than measured each link is taken to be as fast as it was (no oversubscribed switches),"

@@ -379,6 +379,7 @@ def test_it_is_told_in_eighty_columns() -> None:
         "16 GPUs: a bus bandwidth of", "it is 20 GB/s", "16 GPUs: 2 s, 49 % longer than estimated",
     ):  # fmt: skip
         assert words in text, text
+    assert "unless overlap_comm is on" in " ".join(told("estimate", "zero1", *WORDS[2:], *RATES).output.split())
     missed = told(*WORDS, "--busbw", "2", *RATES[2:], "--step", "1s@8").output
     assert "✗ MISSED: 16 GPUs" in missed and "the network binds" in " ".join(missed.split())
 
