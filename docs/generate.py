@@ -1,7 +1,8 @@
 """Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
 
 docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/thresholds.md, docs/report.schema.json,
-docs/bundle.schema.json, docs/bench.schema.json, docs/hang.schema.json, docs/diff.schema.json, docs/history.schema.json.
+docs/bundle.schema.json, docs/bench.schema.json, docs/diff.schema.json, docs/estimate.schema.json, docs/hang.schema.json,
+docs/history.schema.json.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from nccl_doctor.bench.estimate import Estimate
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -114,6 +116,7 @@ def pages() -> dict[Path, str]:
         DOCS / "hang.schema.json": schema(Document),
         DOCS / "diff.schema.json": diff_schema(),
         DOCS / "history.schema.json": schema(Analysis),
+        DOCS / "estimate.schema.json": schema(Estimate),
     }
 
 
