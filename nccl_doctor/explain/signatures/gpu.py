@@ -484,7 +484,7 @@ says(
     "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
-    title="a kernel on a GPU accessed memory it must not (or hit an assertion); NCCL only reports it",
+    title="a kernel on a GPU accessed memory it must not (or hit an assertion)",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
 )
 says(
