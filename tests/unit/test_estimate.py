@@ -344,6 +344,16 @@ def test_a_step_that_is_too_short_for_its_communication_is_contradicted() -> Non
     assert "too short" in found.trouble and all(row.share is None and row.met == "cannot-tell" for row in found.rows)
 
 
+def test_a_measured_step_bounds_its_own_communication() -> None:
+    """0.47 to 1.05 s by the run's rate, in a step of 0.9 s: it takes no more than that."""
+    run = saved((8,), 0.0, 10.0)
+    worse = tuple(msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=0.5)) for item in run.fits)
+    run = msgspec.structs.replace(run, fits=worse)
+    (row,) = asked(gpus=(8,), steps=(Step(0.9, 8),), runs=(("one.json", run),), figures=Figures()).rows
+    assert row.step is not None and (row.step.low, row.step.high) == pytest.approx((0.9, 0.9))
+    assert row.share is not None and row.share.high == pytest.approx(1.0)
+
+
 def test_other_measured_steps_are_compared() -> None:
     def off(seconds: float) -> float:
         measured = asked(steps=(Step(1.0, 8), Step(seconds, 16))).rows[1].measured
