@@ -400,6 +400,10 @@ def test_saved_runs_say_what_is_known_and_how_the_rest_is_measured(tmp_path: Pat
     assert done.exit_code == 4 and "\x1b" not in done.output
     assert "two\\e[31m.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" in done.output
     assert "nccl-doctor bench allreduce --gpus-per-host 8 " in done.output and "? NOT ESTIMATED: 8 GPUs" in done.output
+    wide = told(
+        *WORDS[:6], "--gpus", "32", "--gpus-per-host", "8", "--from", str(next(tmp_path.iterdir())), "--step", "1s@32"
+    )
+    assert "and on where in their ranges the rates lie" in " ".join(wide.output.split()), wide.output
     none = told(*WORDS)
     assert none.exit_code == 3 and "bench allreduce --hosts HOSTFILE --gpus-per-host 8" in " ".join(none.output.split())
 
