@@ -66,6 +66,13 @@ says(
     why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
 )
 says(
+    "ucx-without-rdma",
+    "UCX  ERROR rdma_create_event_channel failed: No such device",
+    "UCX  ERROR failed to open CM on component rdmacm",
+    role=H,
+    why="UCX was built with RDMA's connection manager, and this host has no RDMA device: MPI takes another way (--mca pml ^ucx says nothing).",
+)
+says(
     "dcgm-without-daemon",
     "Host engine connection invalid/disconnected",
     role=H,
