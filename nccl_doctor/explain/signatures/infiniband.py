@@ -945,6 +945,7 @@ says(
     "device{}node GUID",
     rows=2,
     why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+    where=lambda groups, line: re.search(r"\bdevice\s+node GUID\s*$", line) is not None,
 )
 says(
     "umad-unanswered",

@@ -305,7 +305,7 @@ says(
 says(
     "mooncake-transfer",
     "Failed to complete transfers after {seconds:int} seconds for batch",
-    "Transfer failed for task",
+    "Transfer failed for task{task:int}",
     "transfer_incomplete max_attempts=",
     "Put operation failed with error: TRANSFER_FAIL",
     "Sync batch data transfer timeout after",

@@ -341,6 +341,7 @@ def test_a_device_that_is_listed_is_there() -> None:
     listed = "    device          \t   node GUID\n    ------          \t----------------\n    mlx5_0          \tb8cef603001bc59e\n"
     assert not explain_text(listed).causes
     assert not explain_text(listed.partition("\n")[0]).causes  # a log that ends here
+    assert not explain_text("opened device mlx5_0, node GUID unknown\nstep 1\nstep 2\n").causes
 
 
 def test_the_ways_that_open_mpi_tried_are_quoted() -> None:
