@@ -73,6 +73,13 @@ says(
     why="UCX was built with RDMA's connection manager, and this host has no RDMA device: MPI takes another way (--mca pml ^ucx says nothing).",
 )
 says(
+    "pmi2-asks-nothing",
+    "PMI2_KVS_Get:_pmi2_kvs_get failed",
+    "key [-NONEXIST-KEY] was not found",
+    role=H,
+    why="MPICH over PMI-2 asks for a key that does not exist, to make a barrier; Cray's server tells of it.",
+)
+says(
     "dcgm-without-daemon",
     "Host engine connection invalid/disconnected",
     role=H,

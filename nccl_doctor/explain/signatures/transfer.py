@@ -317,6 +317,18 @@ says(
     why="Adapters that do not reach each other (rails without a route between them: MC_ENABLE_DEST_DEVICE_AFFINITY=1), a peer that is gone, or memory that one of them did not register.",
 )
 
+says(
+    "openshmem-transport",
+    "ERROR: Transport init failed",
+    "ERROR: transport_none.h:{line:int}: shmem_transport",
+    "ERROR: transport_ofi.{place}: ",
+    "]        No path to peer",
+    cause="net.plugin",
+    strength=0.66,
+    title="Sandia OpenSHMEM has no transport to its peers",
+    why="Built without one (transport_none: --with-ofi names libfabric), or libfabric's provider refuses a call.",
+)
+
 # --- engines that start on several hosts
 says(
     "engine-start-timeout",

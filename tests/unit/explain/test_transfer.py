@@ -109,6 +109,8 @@ FOUND = {
     "net.plugin": (
         "|CCL_ERROR| atl_ofi_helper.cpp:12 init: fi_scalable_ep(d, info)\n fails with ret: -12, strerror: Cannot allocate memory",
         "Reason: OFI::LrtsInit::fi_endpoint error\nmake: *** [test] Error 1",
+        "[0000] ERROR: transport_none.h:214: shmem_transport_atomic\n[0000]        No path to peer",
+        "transport_ofi.c:336: \nep_bind mr2epfd failed\n[002] ERROR: Transport init failed",
         " [0] MPI startup(): dapl fabric is not available and fallback fabric is not enabled",
         "[0] MPI startup(): cannot open dynamic library libdat2.so.2",
         "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
@@ -265,6 +267,7 @@ HARMLESS = (
     "WARNING 09-24 16:35:21 [nixl_connector.py:1048] Releasing expired KV blocks for request r-3 which were retrieved by 0 decode",
     "[16.2] [deb:8:0] rdmacm_cm.c:638  UCX  ERROR rdma_create_event_channel failed: No such device",
     "[16.3] [deb:8:0] ucp_worker.c:1432 UCX  ERROR failed to open CM on component rdmacm with status Input/output error",
+    "_pmi2_kvs_get:key [-NONEXIST-KEY] was not found.",
     'level=error msg="Error getting the latest value for fields: Host engine connection invalid/disconnected"',
     "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
 )
