@@ -497,7 +497,7 @@ says(
     cause="net.peer-lost",
     strength=0.36,
     fold="JAX coordination service",
-    title="a task of the JAX job died or stopped answering",
+    title="a task of the JAX or TensorFlow job died or stopped answering",
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(

@@ -765,3 +765,16 @@ def test_an_argument_that_nccl_refuses_is_told_as_that(text: str) -> None:
 def test_a_gpu_too_old_for_a_kernel_is_no_tensor_of_the_wrong_type() -> None:
     got = explain_text("[rank1]: RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n")
     assert got.causes[0].title == "rank 1 raised RuntimeError: FlashAttention only supports Ampere GPUs or newer."
+
+
+def test_windows_refusing_an_address_is_told_as_a_first_try() -> None:
+    log = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [TRAINBOX]:29500 (system error: {}).\n"
+    got = explain_text(log.format("10049 - The requested address is not valid in its context.") + "prepare tokenizer\n")
+    assert got.causes[0].title.startswith("Windows cannot use an address of TRAINBOX (10049)")
+    assert "does not accept" in explain_text(log.format("10061 - refused")).causes[0].title
+
+
+def test_the_coordination_service_is_also_tensorflows() -> None:
+    said = "E tensorflow/core/common_runtime/base_collective_executor.cc:249] BaseCollectiveExecutor::StartAbort {}\n"
+    [first, *_] = explain_text(said.format("DEADLINE_EXCEEDED: Deadline Exceeded")).causes
+    assert first.title == "a task of the JAX or TensorFlow job died or stopped answering"
