@@ -170,7 +170,8 @@ class Guard:
 
     def _end(self, job: subprocess.Popen[bytes], over: threading.Event) -> None:
         """End the job and all that it started here: SIGTERM to the command, and SIGKILL to what is left a minute later."""
-        _hosts.say(f"two looks say the same: the job is told to end (SIGTERM; SIGKILL in {END_GRACE_S:g} s)")
+        elsewhere = "" if self._following.local else "; what it started on other hosts is its launcher's to end"
+        _hosts.say(f"two looks say the same: the job is told to end (SIGTERM; SIGKILL in {END_GRACE_S:g} s){elsewhere}")
         children.adopt_orphans()  # what the command leaves behind comes to us
         until = time.monotonic() + END_GRACE_S
         job.terminate()

@@ -70,12 +70,12 @@ class Keep:
         missed = ""
         try:
             self._target = self._target or _new(self._parent, self._name())
-            for source in sorted(self._place.iterdir(), key=lambda path: path.stat().st_size):  # the large ones last
+            for source in sorted(self._place.iterdir(), key=_bytes):  # the large ones last
                 try:
                     _copy(source, self._target / source.name)
                 except OSError as error:
                     missed = f"; without {source.name}: {error.strerror or error}"
-            kept = {path.name: size(path.stat().st_size) for path in sorted(self._target.iterdir())}
+            kept = {path.name: size(_bytes(path)) for path in sorted(self._target.iterdir())}
         except OSError as error:
             _hosts.say(f"--keep {self._parent}: {error.strerror or error}: nothing is kept")
             return
@@ -90,6 +90,11 @@ class Keep:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _bytes(path: Path) -> int:
+    """0 where it has gone: the job may print, and its output be moved, while it is copied."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _new(parent: Path, name: str) -> Path:
