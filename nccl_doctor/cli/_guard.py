@@ -79,6 +79,7 @@ class Guard:
         self._output = output
         self._keep = keep
         self._looks = 0
+        self._last: tuple[float, str] | None = None
         self._started = time.monotonic()
 
     def follow(self, job: subprocess.Popen[bytes], over: threading.Event) -> ExitCode | None:
@@ -111,6 +112,14 @@ class Guard:
                 self._end(job, over)
                 return found.answer.exit_code
         return None
+
+    def recall(self) -> None:
+        """Say what the last look saw that named somebody: a job that failed may have hung before, or have gone on since."""
+        from nccl_doctor.rules.units import duration
+
+        if self._last:
+            at, told = self._last
+            _hosts.say(f"the last look at it, {duration(time.monotonic() - at)} before its end: {told}")
 
     def _look(self, job: subprocess.Popen[bytes], over: threading.Event, heard: float) -> Look | None:
         """What a look says; None where it was cut short, by the job's end or its going on."""
@@ -153,6 +162,7 @@ class Guard:
         if not found.key:
             _hosts.say(f"{word}: {answer.sentence}; {next_look}")
             return
+        self._last = time.monotonic(), f"{word}: {answer.sentence}"
         text = io.StringIO()
         render(answer, text_console(text), verbose=True)
         self._keep.add(f"hang-{self._looks}.txt", lambda: text.getvalue().encode())

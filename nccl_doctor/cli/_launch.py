@@ -99,6 +99,8 @@ def launch(
         ended = _pass_through(argv, environment, kept, guard)
         failed = ended.status not in (0, 127, 130) and not ended.told
         if failed and not ended.hung:
+            if guard:
+                guard.recall()
             ended = _explain(kept, ended)
         if failed:
             keep.save(f"exit {ended.status}" + (", ended as it stood" if ended.hung else ""))

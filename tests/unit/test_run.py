@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import test_hang
+import typer
 from test_preflight_cli import preflight, running, saved
 from typer.testing import CliRunner
 
@@ -26,6 +28,8 @@ from nccl_doctor.facts.model import HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.inventory import HostEntry, Inventory
+from nccl_doctor.rules.gate import Decision, Gate
+from nccl_doctor.rules.judge import judge
 from nccl_doctor.rules.retry import why_not
 from nccl_doctor.rules.silence import Look, look
 from nccl_doctor.transport.base import ConnectOptions
@@ -269,6 +273,29 @@ def test_a_look_that_gives_no_answer_is_said(tmp_path: Path, monkeypatch: pytest
     assert "the look gave no answer: no such host" in said
 
 
+def test_a_look_ends_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    looking = f"(echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600) & wait"
+    monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", looking])
+    job = ["sh", "-c", wait_for(pid) + "exit 0"]
+    assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 0
+    assert not running(int(pid.read_text()))  # its whole session
+
+
+def test_a_job_that_was_held_and_then_failed_is_reminded_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def held(*_: object) -> Look:
+        (tmp_path / "looked").touch()
+        return HELD
+
+    monkeypatch.setattr(Guard, "_look", held)
+    job = ["sh", "-c", wait_for(tmp_path / "looked") + "echo RuntimeError: boom; exit 3"]
+    assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 3
+    told = capfd.readouterr().err
+    assert re.search(r"the last look at it, \d+ s before its end: HELD: gpu02: rank 3 \(pid 103\)", told), told
+
+
 # -- what is kept
 
 
@@ -395,6 +422,61 @@ def test_what_would_fail_again_says_so_in_its_playbook() -> None:
         assert not why_not(cause, "the title"), cause
     repeats = {name for name in playbooks.names() if playbooks.load(name).repeats}
     assert {name.partition(".")[0] for name in repeats} == {"app", "launch", "unrelated"}  # no fault of a host
+
+
+def attempts(*ended: _launch.Ended, retries: int, go: int = 9) -> tuple[int, int]:
+    """The exit code of jobs that end so, one after the other, on ``go`` goes, and how many were started."""
+    from nccl_doctor.cli import preflight as command
+
+    bundle = test_hang.bundle()
+    gate = Gate(True, (Decision("gpu01", "bad", ("gpu.ecc",)),), ("gpu02",), (), "", ("gpu02",))
+    started: list[_launch.Ended] = []
+
+    def decision() -> Any:
+        if len(started) >= go:
+            raise typer.Exit(11)
+        return bundle, gate, judge(bundle)
+
+    def launch(*_: object) -> _launch.Ended:
+        started.append(ended[len(started)])
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_launch, "launch", launch)
+        try:
+            code = command._attempts(["true"], retries, HERE, Following(), decision, False)
+        except typer.Exit as stopped:
+            code = stopped.exit_code
+    return code, len(started)
+
+
+FAILED, GOOD, HUNG = _launch.Ended(1), _launch.Ended(0), _launch.Ended(11, hung=True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "started"),
+    [
+        ([GOOD], 0, 1),
+        ([FAILED, GOOD], 0, 2),
+        ([FAILED, HUNG, _launch.Ended(1, cause="gpu.ecc", title="x")], 1, 3),
+        ([_launch.Ended(1, cause="unrelated", title="a typo")], 1, 1),
+        ([FAILED, _launch.Ended(2, cause="app.rank-exception", title="KeyError")], 2, 2),
+        ([_launch.Ended(7, told=True)], 7, 1),
+        ([_launch.Ended(143)], 143, 1),  # somebody told the command itself to end
+        ([_launch.Ended(130)], 130, 1),
+        ([_launch.Ended(127)], 127, 1),
+    ],
+)
+def test_a_failure_is_started_again_where_that_may_help(ended: list[_launch.Ended], code: int, started: int) -> None:
+    assert attempts(*ended, retries=2) == (code, started)
+    assert attempts(*ended, retries=0) == (ended[0].status, 1)
+
+
+def test_on_hosts_that_are_no_go_by_then_nothing_is_started(capfd: pytest.CaptureFixture[str]) -> None:
+    assert attempts(FAILED, GOOD, retries=2, go=1) == (11, 1)
+    assert "for attempt 2 of 3" in capfd.readouterr().err
+    attempts(FAILED, GOOD, retries=2)
+    assert "attempt 2 of 3 on gpu02, without gpu01: gpu.ecc" in capfd.readouterr().err
 
 
 def test_a_saved_bundle_still_runs_its_job_once_and_is_never_looked_at(tmp_path: Path) -> None:
