@@ -103,12 +103,13 @@ class Guard:
                 if found is None:
                     continue
                 same = bool(found.key) and before is not None and found.key == before.key
-                self._tell(found, same, next_look)
+                ending = self._following.end and same and not (found.keep_on or (before and before.keep_on))
+                self._tell(found, same, "" if ending else next_look)
             except Exception as error:  # noqa: BLE001 - no defect of ours ends a job that has run for a week
                 _hosts.say(f"the look failed ({type(error).__name__}: {error}); {next_look}")
                 continue
             before = found
-            if self._following.end and same and not found.keep_on:
+            if ending:
                 self._end(job, over)
                 return found.answer.exit_code
         return None
@@ -153,7 +154,7 @@ class Guard:
         return look(bundle, time.monotonic() - self._started, own)
 
     def _tell(self, found: Look, same: bool, next_look: str) -> None:
-        """The answer in full where it is a new one that names somebody, else in a line."""
+        """The answer in full where it is a new one that names somebody, else in a line; and what comes next, if anything."""
         from nccl_doctor.report.hang import render
         from nccl_doctor.report.terminal import stderr_console, text_console
 
@@ -171,11 +172,13 @@ class Guard:
         else:
             render(answer, stderr_console())
         self._keep.save("hangs")
+        if not next_look:
+            return
         if not self._following.end:
             _hosts.say(next_look)
         elif found.keep_on:
             _hosts.say(f"it is not ended: {found.keep_on}; {next_look}")
-        elif not same:
+        else:
             _hosts.say(f"{next_look}, and ended if that says the same")
 
     def _end(self, job: subprocess.Popen[bytes], over: threading.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import platform
 import re
 import shutil
@@ -50,7 +49,7 @@ class Keep:
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "started": _now(),
             "command": redact_argv(list(argv)),
-            "directory": os.getcwd(),  # noqa: PTH109 - as text
+            "directory": _directory(),
             "hosts": list(hosts),
             "environment": redact_environment({name: environment[name] for name in environment if allowed(name)}),
         }
@@ -90,6 +89,12 @@ class Keep:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _directory() -> str:
+    with contextlib.suppress(OSError):  # it may have been removed
+        return str(Path.cwd())
+    return ""
 
 
 def _bytes(path: Path) -> int:

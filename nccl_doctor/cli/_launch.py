@@ -198,8 +198,8 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
         over = threading.Event()
         threading.Thread(target=_tell_end, args=(child, over), daemon=True).start()
         hung = guard.follow(child, over) if guard else None
-        over.wait()
-        status = child.wait()
+        over.wait(None if hung is None else 5.0)  # what cannot be killed (state D) is not waited for
+        status = child.wait() if over.is_set() else 0
         until = time.monotonic() + 5.0  # what it left behind may hold its output open for ever
         for copy in copies:
             copy.join(max(0.0, until - time.monotonic()))

@@ -213,6 +213,11 @@ def test_a_job_that_stands_and_ends_at_sigterm_is_12(tmp_path: Path) -> None:
     assert ended == _launch.Ended(int(ExitCode.UNDECIDED), hung=True) and looks == 3 and _is_gone(tmp_path / "child")
 
 
+def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path: Path) -> None:
+    ended, looks, _, told = guarded(tmp_path, "exec sleep 600", [WORKS, HELD, HELD])
+    assert (ended.hung, looks) == (True, 3) and "it is not ended: rank 3 works; it is looked at again" in told
+
+
 @pytest.mark.parametrize(
     ("answers", "end"),
     [([HELD], False), ([WORKS], True), ([UNKNOWN], True), ([RuntimeError("a defect")], True)],
