@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules import engine
@@ -37,17 +38,24 @@ def look(bundle: Bundle, since_s: float, pids: Collection[int] = ()) -> Look:
     own = [job for job in seen if any(rank.process.pid in pids for rank in job.ranks.values())]
     own = own or [job for job in seen if _age_s(job) <= since_s + AGE_SLACK_S]
     if seen and not own:
-        told = f"no rank of this command was found, only of what ran before it: {', '.join(job.id for job in seen[:3])}"
+        told = f"no rank of this command was found, only of what ran before it: {_ids(seen)}"
         return Look(msgspec.structs.replace(examine(bundle), verdict="not-known", sentence=told, jobs=(), ranks=()))
     if len(own) == 1:
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=own[0].id))
     answer = examine(bundle)
+    if len(own) > 1:
+        told = f"{len(own)} jobs may be this command's: `nccl-doctor hang --job ID` looks at one ({_ids(own)})"
+        return Look(msgspec.structs.replace(answer, sentence=told))
     if answer.verdict not in ("held", "stands"):
         return Look(answer)
     first = answer.report.causes[0] if answer.verdict == "held" else None
     ranks = sorted(place.rank for place in first.places if place.rank is not None) if first else []
     key = (answer.verdict, *(job.id for job in own), first and (first.id, first.hosts), *ranks)
     return Look(answer, key, _keep_on(own, ranks))
+
+
+def _ids(jobs: Iterable[RunningJob]) -> str:
+    return few([job.id for job in jobs])
 
 
 def _age_s(job: RunningJob) -> float:

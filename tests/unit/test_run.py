@@ -86,6 +86,7 @@ def test_among_several_jobs_it_is_the_one_that_the_command_started() -> None:
         assert found.key[-1] == rank
     neither = look(both, YOUNG_S)
     assert neither.answer.verdict == "several-jobs" and not neither.key
+    assert "2 jobs may be this command's: `nccl-doctor hang --job ID` looks at one (gpu01:29" in neither.answer.sentence
     for item in others:
         item["age_s"] = 9_000.0
     by_age = look(test_hang.bundle(*test_hang.four(r3=away), *others), YOUNG_S)
