@@ -14,8 +14,13 @@ from nccl_doctor.rules.hang import Hang, examine
 from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between, jobs_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
-WORK_BYTES = 1 << 20  # read or written between the looks: more than threads that wake each other do
-_ENDS_BY_ITSELF = ("saving", "loading", "importing")
+WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
+_AT_WORK = (
+    "saving",
+    "loading",
+    "importing",
+    "kernel",
+)  # the last: state D, in one long write or read, as likely as not
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -70,7 +75,7 @@ def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
         rank = own[0].ranks.get(number)
         if rank is None:
             continue
-        if rank.now.kind in _ENDS_BY_ITSELF or any(
+        if rank.now.kind in _AT_WORK or any(
             _works(process, own[0].interval_s) for process in (rank.process, *rank.children)
         ):
             return f"{rank.label} works (it computes, reads or writes), and may come by itself"
@@ -86,4 +91,5 @@ def _works(process: Process, interval_s: float) -> bool:
         for before, after in ((first.read_bytes, last.read_bytes), (first.written_bytes, last.written_bytes))
         if before is not None and after is not None
     )
+    moved += sum(item.moved_bytes or 0 for item in process.connections)
     return (cpu_between(process) or 0.0) > BUSY_SHARE * interval_s or moved > WORK_BYTES

@@ -105,14 +105,22 @@ LOAD = [("load", "/opt/env/lib/python3.11/site-packages/torch/serialization.py",
         (test_hang.OWN, [test_hang.reading(cpu_s=1.0), test_hang.reading(cpu_s=3.9)]),
         (test_hang.OWN, [test_hang.reading(written_bytes=0), test_hang.reading(written_bytes=5 << 20)]),
         (test_hang.OWN, [test_hang.reading(read_bytes=0), test_hang.reading(read_bytes=5 << 20)]),
+        (test_hang.OWN, [test_hang.reading("D", waits_in="folio_wait_bit")] * 2),
     ],
-    ids=["saving", "loading", "computes", "writes", "reads"],
+    ids=["saving", "loading", "computes", "writes", "reads", "in-the-kernel"],
 )
 def test_a_rank_that_works_may_come_by_itself_and_its_job_is_not_ended(stack: Any, readings: Any) -> None:
     away = test_hang.process(0, stack, readings=readings)
     found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
     assert found.answer.verdict == "held" and found.key
     assert found.keep_on == "rank 0 (pid 100) works (it computes, reads or writes), and may come by itself"
+
+
+def test_so_is_one_that_fetches_something() -> None:
+    away = test_hang.process(0, test_hang.OWN)
+    away["connections"].append({**away["connections"][0], "peer": "10.9.9.9:443", "moved_bytes": 80 << 20})
+    found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
+    assert found.answer.verdict == "held" and found.keep_on
 
 
 def test_so_is_one_whose_child_works() -> None:
