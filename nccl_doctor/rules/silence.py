@@ -15,12 +15,8 @@ from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between, jobs_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
 WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
-_AT_WORK = (
-    "saving",
-    "loading",
-    "importing",
-    "kernel",
-)  # the last: state D, in one long write or read, as likely as not
+# The last is state D: as likely as not one long write or read.
+_AT_WORK = ("saving", "loading", "importing", "kernel")
 
 
 class Look(msgspec.Struct, frozen=True):
