@@ -48,7 +48,8 @@ def test_the_rank_that_holds_a_silent_job_is_named_and_the_job_ended(lab: Lab, t
     assert "sleeps in evaluate (training.py:7)" in done.stderr and "1 other rank waits in all_reduce" in done.stderr
     assert "two looks say the same: the job is told to end" in done.stderr
     (directory,) = (tmp_path / "kept").iterdir()
-    told = [path.read_text() for path in directory.glob("hang-*.txt")]
+    looks = sorted(directory.glob("hang-*.txt"), key=lambda path: int(path.stem.partition("-")[2]))
+    told = [path.read_text() for path in looks]
     assert len(told) >= 2 and all("evaluate (training.py:7)" in text for text in told[-2:])
     assert len(list(directory.glob("hang-*.ndb"))) >= 2 and "step 1" in (directory / "job-output").read_text()
 
