@@ -76,15 +76,7 @@ _FABRIC_MISTAKES = {
     8: "invalid GPU state",
 }
 _REMOTE_TYPES = {0: "gpu", 1: "ibmnpu", 2: "switch", 255: "unknown"}
-_P2P_STATUS = {
-    0: "OK",
-    1: "CNS",
-    2: "GNS",
-    3: "TNS",
-    4: "DR",
-    5: "NS",
-    6: "U",
-}
+_P2P_STATUS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # The same answer under its new name (R535) and its old one, which CUDA 14 drops.
 _THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")

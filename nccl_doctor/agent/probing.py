@@ -75,6 +75,14 @@ def read_text(absolute: str, limit: int = 1 << 20) -> Optional[str]:
         return None  # sysfs files of absent hardware answer EINVAL, ENODEV, EIO: nothing to read
 
 
+def readable(absolute: str, limit: int = 1 << 16) -> str:
+    """The text of a small file without blanks around it; empty if it is empty, not there or not ours to read."""
+    try:
+        return (read_text(absolute, limit) or "").strip()
+    except PermissionError:
+        return ""
+
+
 def first_line(absolute: str) -> Optional[str]:
     """The first line of a small file without blanks around it; None if it is empty, not there or not ours to read."""
     try:
@@ -82,6 +90,12 @@ def first_line(absolute: str) -> Optional[str]:
     except PermissionError:
         return None
     return lines[0].strip() if lines else None
+
+
+def real(absolute: str) -> str:
+    """The file behind symbolic links, as a path on the host."""
+    found = os.path.realpath(path(absolute))
+    return found[len(os.path.realpath(ROOT)) :] if ROOT else found
 
 
 def uptime() -> Optional[float]:
@@ -99,20 +113,6 @@ def listed(absolute: str) -> List[str]:
         return sorted(os.listdir(path(absolute)))
     except OSError:
         return []
-
-
-def pci_function(address: str) -> Dict[str, Any]:
-    """What sysfs says of a PCI function whatever it is: address, device id, NUMA node, link as it is and could be."""
-    base = "/sys/bus/pci/devices/" + address
-    return {
-        "bus_id": address.lower(),
-        "device": first_line(base + "/device"),
-        "numa_node": whole_number(first_line(base + "/numa_node")),
-        "link_speed": first_line(base + "/current_link_speed"),
-        "link_speed_max": first_line(base + "/max_link_speed"),
-        "link_width": first_line(base + "/current_link_width"),
-        "link_width_max": first_line(base + "/max_link_width"),
-    }
 
 
 class CommandResult(NamedTuple):

@@ -18,8 +18,9 @@ from nccl_doctor.facts import files
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.redaction import redact_environment, redact_text
 from nccl_doctor.findings.model import Finding
-from nccl_doctor.rules.collective_failures import RankOnHost, failures, ranks_of
+from nccl_doctor.rules.collective_failures import failures
 from nccl_doctor.rules.collective_rates import slow_hosts, wrong_results
+from nccl_doctor.rules.rank_ends import RankOnHost, ranks_of
 
 SCHEMA = "nccl-doctor/bench/1"
 INTERRUPTED = "interrupted by "  # so begins the note of a run that was: Ctrl-C, or a signal's name

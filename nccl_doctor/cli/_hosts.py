@@ -45,10 +45,24 @@ Misplaced = Annotated[
 ]
 HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
+
+
+def typed(context: typer.Context, option: str | None) -> bool:
+    """Whether an option was given on the command line, be it with its default's value."""
+    source = context.get_parameter_source(option or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _way(context: typer.Context, value: str) -> str:
+    """Empty where nobody named one: then hosts are reached by ssh, and without hosts it is this machine."""
+    return value if typed(context, "transport") else ""
+
+
 Transport = Annotated[
     str,
     typer.Option(
         metavar="ssh|local|command=TEMPLATE",
+        callback=_way,
         help="How to reach hosts. A template is a command with {host}, such as command='kubectl exec -i {host} --'.",
     ),
 ]
@@ -209,10 +223,7 @@ def given(context: typer.Context, names: Collection[str]) -> str:
     return ", ".join(
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name
-        and parameter.name in names
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
+        if parameter.name and parameter.name in names and typed(context, parameter.name)
     )
 
 
@@ -281,7 +292,7 @@ def connect_options(
     """
     from nccl_doctor.transport.base import ConnectOptions
 
-    if transport not in ("ssh", "local") and not transport.startswith("command="):
+    if transport not in ("", "ssh", "local") and not transport.startswith("command="):
         stop(f"--transport {transport!r}: expected ssh, local or command=TEMPLATE (with {{host}} in it)")
     if transport.startswith("command="):
         from nccl_doctor.transport.command import TemplateError, parse_template
@@ -294,7 +305,7 @@ def connect_options(
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
     if transport == "local" and not local:
         stop("--transport local examines this machine, not the hosts that are named: leave out one of the two")
-    if local and (transport.startswith("command=") or ssh_config is not None):
+    if local and (transport not in ("", "local") or ssh_config is not None):
         option = "--ssh-config" if ssh_config is not None else "--transport"
         stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
     if ssh_config is not None:
@@ -305,7 +316,7 @@ def connect_options(
             stop(f"--ssh-config {ssh_config}: {error.strerror or error}")
     _signals.end_like_ctrl_c()
     return ConnectOptions(
-        transport="local" if local else transport,
+        transport="local" if local else transport or "ssh",
         python=python,
         env_setup=env_setup,
         connect_s=connect_timeout,
@@ -352,6 +363,8 @@ def check_release(text: str, option: str) -> None:
 
 def check_writable(path: Path, option: str) -> None:
     """Stop, before anything is done, where a file that is to be written at the end cannot be."""
+    if str(path) == "-":
+        stop(f"{option} -: writes a file, and standard output is none; name a file")
     if path.is_dir():
         stop(f"{option} {path}: is a directory; name a file")
     place = path.parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -221,13 +220,6 @@ def _write(change: Change, path: str) -> None:
         typer.echo(f"wrote {path}", err=True)
 
 
-class Purpose(str, enum.Enum):
-    """What the variables are for."""
-
-    RUN = "run"
-    HANG = "hang"
-
-
 ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json")
 
 
@@ -240,11 +232,14 @@ def recommend(
     slurm: _hosts.Slurm = False,
     bundle: SavedBundle = None,
     purpose: Annotated[
-        Purpose,
+        str,
         typer.Option(
-            "--for", metavar="run|hang", help="run: an ordinary job. hang: leave evidence behind when a job hangs."
+            "--for",
+            parser=_hosts.one_of("run", "hang"),
+            metavar="run|hang",
+            help="run: an ordinary job. hang: leave evidence behind when a job hangs.",
         ),
-    ] = Purpose.RUN,
+    ] = "run",
     format: Annotated[
         str,
         typer.Option(parser=_hosts.one_of(*ADVICE_FORMATS), metavar="|".join(ADVICE_FORMATS), help="How to print it."),
@@ -273,7 +268,7 @@ def recommend(
     known, attempts = needs.of_bundle(facts)
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
-    advice = advising.recommend(known, attempts, recommend_model.Purpose(purpose.value))
+    advice = advising.recommend(known, attempts, recommend_model.Purpose(purpose))
     absent = tuple(f"{host.name} {why}" for host in facts.hosts if (why := not_reached(host)))
     advice = msgspec.structs.replace(advice, unknown=(*absent, *advice.unknown))
     if format == "text":

@@ -54,13 +54,6 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     not_text: str = ""
     benchmark: bool = False
 
-    @property
-    def place(self) -> str:
-        """``file:line``, the host, or where it comes from."""
-        if self.file and self.line:
-            return f"{self.file}:{self.line}"
-        return self.file or self.host or self.how.value
-
     def meets(self, other: Assignment) -> bool:
         """Whether both can hold at once: same scope, and no if/case between them."""
         arms = dict(self.branch)

@@ -85,7 +85,7 @@ def _named_trap(name: str) -> Trap | None:
     return next((item for item in traps() if re.fullmatch(item.name, name)), None)
 
 
-def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
+def trap(address: Address, facts: Interfaces) -> Trap | None:
     """Why this interface is a trap, or None. sysfs decides where the name does not (a tun device named ``corp``)."""
     if address.loopback:
         return Trap(address.name, "local", "the loopback interface")
@@ -94,7 +94,7 @@ def trap(address: Address, facts: Interfaces | None = None) -> Trap | None:
         return named
     if address.family == "inet" and address.link_local:
         return Trap(address.name, "local", "a link-local network, such as a management controller's USB network")
-    device = facts.device(address.name) if facts else None
+    device = facts.device(address.name)
     if device is not None and device.kind in ("tun", "wireguard"):
         return Trap(address.name, "tunnel", "a VPN tunnel")
     return None
@@ -162,6 +162,10 @@ class Fleet(msgspec.Struct, frozen=True):
             and all(self.good(host, address) for host, addresses in chosen.items() for address in addresses)
         )
 
+    def tunnelled(self, chosen: Mapping[str, Sequence[Address]]) -> bool:
+        """Whether any of these addresses is a tunnel's, or another trap."""
+        return any(trap(address, self.everyone[host]) for host, addresses in chosen.items() for address in addresses)
+
 
 def _fleet(everyone: Mapping[str, Interfaces], attempts: Iterable[Attempt]) -> Fleet:
     networks: dict[str, set[str]] = {}
@@ -210,54 +214,47 @@ def _ways(fleet: Fleet) -> list[dict[str, str]]:
     return sorted(ways, key=rank)
 
 
-def recommend_interface(
-    everyone: Mapping[str, Interfaces],
-    choices: Mapping[str, Choice],
-    versions: Mapping[str, Version],
-    attempts: Sequence[Attempt] = (),
+def _recommend(
+    stations: Mapping[str, Station], choices: Mapping[str, Choice], attempts: Sequence[Attempt]
 ) -> Recommendation:
     """The smallest NCCL_SOCKET_IFNAME that works on all hosts; none if what NCCL would choose already works.
 
     ``choices``: what each host's NCCL would use now (:func:`nccl_interfaces`). A proposed value is run through the
     same model on every host before it is recommended.
     """
-    names = sorted({address.name for choice in choices.values() for address in choice.addresses})
-    if len(everyone) < 2:
+    if len(stations) < 2:
         return Recommendation(True, "one host needs no network")
-    fleet = _fleet(everyone, attempts)
+    fleet = _fleet({host: station.facts for host, station in stations.items()}, attempts)
     chosen = {host: choice.addresses for host, choice in choices.items()}
-    tunnelled = any(trap(address, everyone[host]) for host, addresses in chosen.items() for address in addresses)
     works = fleet.all_good(chosen)
-    for way in _ways(fleet) if tunnelled or not works else ():
+    for way in _ways(fleet) if not works or fleet.tunnelled(chosen) else ():
         value = "=" + ",".join(sorted(set(way.values())))
         tried = {
-            host: nccl_interfaces(facts.addresses, {"NCCL_SOCKET_IFNAME": value}, versions[host]).addresses
-            for host, facts in everyone.items()
+            host: nccl_interfaces(station.facts.addresses, {IFNAME: value}, station.version).addresses
+            for host, station in stations.items()
         }
         if not fleet.all_good(tried):
             continue
-        if works and any(trap(address, everyone[host]) for host, addresses in tried.items() for address in addresses):
+        if works and fleet.tunnelled(tried):
             break  # nothing but tunnels: what NCCL takes by itself is as good
         reason = f"on all hosts it is an interface of one network, {_proof(attempts)}"
-        return Recommendation(True, reason, EnvAdvice("NCCL_SOCKET_IFNAME", value, reason, versions=">=2.5.6"))
+        return Recommendation(True, reason, EnvAdvice(IFNAME, value, reason, versions=">=2.5.6"))
     if works:
+        names = sorted({address.name for addresses in chosen.values() for address in addresses})
         return Recommendation(True, f"NCCL uses {', '.join(names)} by itself, {_proof(attempts)}")
-    return Recommendation(False, "no setting of NCCL_SOCKET_IFNAME is known to work: no network is common to all hosts")
+    return Recommendation(False, f"no setting of {IFNAME} is known to work: no network is common to all hosts")
 
 
 def decide(stations: Mapping[str, Station], attempts: Sequence[Attempt] = ()) -> Recommendation:
     """What to do about NCCL_SOCKET_IFNAME on these hosts, as they are set now; removing it comes before setting it."""
-    facts = {host: item.facts for host, item in stations.items()}
-    versions = {host: item.version for host, item in stations.items()}
     set_on = tuple(host for host, item in stations.items() if IFNAME in item.settings)
-
     bare = {host: item.handed_out(without=IFNAME) for host, item in stations.items()}
     chosen = {**bare, **{host: stations[host].handed_out() for host in set_on}}
-    now = recommend_interface(facts, chosen, versions, attempts)
+    now = _recommend(stations, chosen, attempts)
     if not set_on or len(stations) < 2:
         return msgspec.structs.replace(now, bare=bare)
     fine = now.works and now.advice is None
-    without = recommend_interface(facts, bare, versions, attempts)
+    without = _recommend(stations, bare, attempts)
     if without.works and without.advice is None:
         if fine:
             return msgspec.structs.replace(without, bare=bare, set_on=set_on)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import enum
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nccl_doctor.env import versions
+from nccl_doctor.env import spelling, versions
 from nccl_doctor.env.versions import Version
 from nccl_doctor.facts.files import read_yaml
 
@@ -300,49 +299,8 @@ def family_of(name: str) -> Family | None:
     return next((family for family in load().families if name.startswith(family.prefix)), None)
 
 
-# ----------------------------------------------------------------------------------------------------- did you mean
-
-
 @functools.lru_cache(maxsize=4096)
-def near(name: str, limit: int = 3) -> tuple[str, ...]:
-    """Known names that ``name`` may be a slip of the pen for, best first: at most a third of it mistyped."""
-    wanted = name.upper()
-    allowed = max(1, min(3, len(wanted) // 6))
-    found: list[tuple[int, str]] = []
-    for candidate in (*load().variables, *load().nobody):
-        if abs(len(candidate) - len(wanted)) > allowed or candidate == name:
-            continue
-        distance = edits(wanted, candidate, allowed)
-        if distance <= allowed:
-            found.append((distance, candidate))
-    if not found and len(wanted) > 12:  # broken off within a word
-        found = [(allowed, name) for name in load().variables if name.startswith(wanted)]
-    words = _words(wanted)
-    if not found and len(words) > 2:  # the same words in another order, or one of them left out
-        for candidate in load().variables:
-            if _words(candidate) == words or (len(words) > 3 and _words(candidate) >= words):
-                found.append((allowed, candidate))
-    # Names that nobody reads are suggested only where nothing better is near.
-    real = [item for item in found if item[1] in load().variables]
-    return tuple(candidate for _, candidate in sorted(real or found)[:limit])
-
-
-def _words(name: str) -> frozenset[str]:
-    return frozenset(part for part in re.split(r"_+", name) if part)
-
-
-def edits(one: str, two: str, limit: int) -> int:
-    """Damerau-Levenshtein distance (insert, delete, replace, swap neighbours), or ``limit + 1`` when it is above."""
-    before: list[int] = []
-    row = list(range(len(two) + 1))
-    for place, letter in enumerate(one, start=1):
-        current = [place]
-        for column, other in enumerate(two, start=1):
-            cost = min(row[column] + 1, current[column - 1] + 1, row[column - 1] + (letter != other))
-            if place > 1 and column > 1 and letter == two[column - 2] and one[place - 2] == other:
-                cost = min(cost, before[column - 2] + 1)
-            current.append(cost)
-        if min(current) > limit:
-            return limit + 1
-        before, row = row, current
-    return row[-1]
+def near(name: str) -> tuple[str, ...]:
+    """Known names that ``name`` may be a slip of the pen for, best first, at most three."""
+    known = load()
+    return spelling.near(name, known.variables, known.nobody)

@@ -122,12 +122,12 @@ def remarks(
     devices: Mapping[str, Devices] | None = None,
 ) -> list[Remark]:
     """As :func:`lint`, with the assignment and the edit behind each finding."""
-    from nccl_doctor.env import lint_devices, lint_names, lint_together, lint_values
+    from nccl_doctor.env import lint_devices, lint_names, lint_syntax, lint_together, lint_values
 
     items = list(assignments)
     context = Context(nccl_version, torch_version, devices or {}, _vendors(items))
     found: list[Remark] = []
-    syntax: tuple[SingleRule, ...] = (*lint_values.SYNTAX_RULES, *lint_devices.RULES)
+    syntax: tuple[SingleRule, ...] = (*lint_syntax.RULES, *lint_devices.RULES)
     meaning: tuple[SingleRule, ...] = lint_values.RULES
     for item in items:
         answer = context.answer(item.name)

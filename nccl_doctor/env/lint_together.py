@@ -193,11 +193,4 @@ def first_line_wins(members: Sequence[Assignment]) -> Iterator[Remark]:
         )
 
 
-RULES = (
-    no_infiniband,
-    no_peer_to_peer,
-    limits_crossed,
-    torch_pairs,
-    subsystems_and_level,
-    first_line_wins,
-)
+RULES = (no_infiniband, no_peer_to_peer, limits_crossed, torch_pairs, subsystems_and_level, first_line_wins)

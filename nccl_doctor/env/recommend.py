@@ -73,9 +73,7 @@ def removals(
     return tuple(EnvAdvice(name, "", reason, unset=True) for name, reason in why.items())
 
 
-def workarounds(
-    entries: Iterable[EnvEntry], nccl_version: str, set_here: Mapping[str, str] | None = None
-) -> tuple[EnvAdvice, ...]:
+def workarounds(entries: Iterable[EnvEntry], nccl_version: str, set_here: Mapping[str, str]) -> tuple[EnvAdvice, ...]:
     """Of the variables a playbook names, those that would change something: read and not the default at this release,
     not set already, and with a value (IFACE stands for a name that only the hosts can tell: :func:`recommend`).
     """
@@ -86,7 +84,7 @@ def workarounds(
         if (
             "IFACE" not in entry.value
             and versions.in_range(entry.versions, version)
-            and (set_here or {}).get(entry.name) != entry.value
+            and set_here.get(entry.name) != entry.value
             and answer.status is knowledge.Status.CURRENT
             and (not nccl_version or answer.default != entry.value)
         ):

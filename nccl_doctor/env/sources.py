@@ -55,7 +55,7 @@ def _conf_files() -> Iterator[ConfFile]:
     yield ConfFile("system", SYSTEM_CONF)
 
 
-def of_this_process(nccl_version: str = "") -> Sources:
+def of_this_process(nccl_version: str) -> Sources:
     """What a process started from here would see: its environment, then the configuration files of this machine."""
     layers = [("environment", of_environment(os.environ))]
     problems = []

@@ -17,10 +17,19 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def fix(page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
-    """What the playbook says under this heading, with the device that the first line quoted names."""
+def fix(case: Case, page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
+    """What the playbook says under this heading, with the device that the first line quoted names, and what of it was
+    done already."""
     text = page.section(heading)
-    return Fix(_here(_first_paragraph(text), evidence), _here(_first_command(text), evidence))
+    told = _here(_first_paragraph(text), evidence)
+    done = [setting for setting in _set_here(case) if re.search(rf"\b{re.escape(setting)}(?!\w)", told)]
+    if done:
+        told += f" ({' and '.join(done)} {'is' if len(done) == 1 else 'are'} set already.)"
+    return Fix(told, _here(_first_command(text), evidence))
+
+
+def _set_here(case: Case) -> list[str]:
+    return [f"{name}={case.value(name)}" for name in sorted(case.env)]
 
 
 def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evidence, ...]) -> tuple[EnvAdvice, ...]:
@@ -156,7 +165,13 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         yield f"{when}: {_HANG}"
         if case.has("socket-timeout") and not case.has("watchdog-timeout"):
             yield f"lost packets look the same: {_NETWORK}"
-    if verdict is Verdict.UNDECIDED and best and best.id in _TRIALS and not case.hang.only_began:
+    if (
+        verdict is Verdict.UNDECIDED
+        and best
+        and best.id in _TRIALS
+        and not case.hang.only_began
+        and _TRIALS[best.id] not in _set_here(case)
+    ):
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if verdict is Verdict.UNDECIDED and (case.hang.only_began or (seen and not best)):

@@ -11,11 +11,13 @@ from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 from nccl_doctor.findings import playbooks
 
 PLAUSIBLE = 0.6  # from here on a candidate convinces
 _BESIDE = 0.58  # what the job does not use, as far as its lines say
+_SPARE = 0.18  # a second port that nobody uses, mostly
 _BY_HAND = 0.3  # Ctrl-C in a job that hangs
 _AFTERWARDS = 0.2  # how a program ends that had given up before
 _EXTRA = 0.012  # each further signature that agrees
@@ -58,6 +60,8 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):
                 strength = min(strength, _BESIDE)
+            if name == "port-state-down" and _switched_off(case, hits):
+                strength = _SPARE
             if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
             if all(_ended_by_others(case, hit) for hit in hits):
@@ -145,6 +149,19 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
     return bool(named) and not any(f"{device}:" in used for device in named)
 
 
+_SAME_PORT = 2  # lines from a port's state to its physical state
+
+
+def _switched_off(case: Case, hits: list[Hit]) -> bool:
+    """Whether a listing tells only of ports that are switched off (Disabled; one without its partner is polling), beside
+    active ones: of adapters with two ports one is often not used."""
+    off = [hit for hit in hits if "disabled" in hit.text.lower()]
+    bare = [hit for hit in hits if "phys" not in hit.text.lower()]  # its physical state is told below
+    off += [hit for hit in bare if any(later(one, hit) and one.line - hit.line <= _SAME_PORT for one in off)]
+    listed = {hit.file for hit in case.hits("port-active")}
+    return all(hit in off and hit.file in listed for hit in hits)
+
+
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
     told = [pair for pair in topics.vote(case).items() if not all(case.hang.ended_by(hit) for hit in pair[1])]
@@ -176,6 +193,9 @@ def _last_resort(case: Case) -> list[Candidate]:
     told = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
     if not told:
         return []
+    if last and all(bystanders.is_of_the_kernel(hit.text) for hit in last):
+        title = f"the kernel's log ends with {ending(last[-1].text, 110)!r}; what that did to a job, it does not say"
+        return [Candidate("sys.clock-or-dns-or-fs", 0.25, title, last, vague=True)]
     title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
     return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
 

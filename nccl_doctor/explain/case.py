@@ -46,6 +46,8 @@ _VERSIONS = (
 )
 _VERSION = re.compile(r"\d[\w.]*(?:\+\w+[\d.]*)?")
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
+# A program that tells what to set, one thing a line, has not set it.
+_ADVISED = re.compile(r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b")
 
 
 class Case:
@@ -179,6 +181,10 @@ class Case:
         """Whether anything in the logs shows a distributed job."""
         return self.has(*_DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
 
+    def ran_after(self, hit: Hit) -> bool:
+        """Whether a distributed job spoke, or a step was made, after this line."""
+        return any(self.after(last, hit) for name in (*_DISTRIBUTED, "progress") for last in self.lasts(name))
+
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
@@ -187,7 +193,7 @@ class Case:
             if hit.signature == "env-echo":
                 found.setdefault(hit.groups["name"], []).append(hit)
                 continue
-            for name, value in _ASSIGNED.findall(hit.text):
+            for name, value in () if _ADVISED.search(hit.text) else _ASSIGNED.findall(hit.text):
                 groups = {"name": name, "value": value}
                 found.setdefault(name, []).append(msgspec.structs.replace(hit, groups=groups))
         return found

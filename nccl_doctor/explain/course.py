@@ -51,8 +51,19 @@ _RETRIES = frozenset(
     )
 )
 _RESTARTED = frozenset(
-    ("child-terminated", "torchrun-exit", "sigterm-workers", "signal-exit", "proxy-failed", "nccl-trail")
+    (
+        "child-terminated",
+        "torchrun-exit",
+        "sigterm-workers",
+        "signal-exit",
+        "proxy-failed",
+        "nccl-trail",
+        "mpi-cannot-start",
+    )
 )  # ended, and perhaps started again
+_STARTS_NOTHING = frozenset(
+    ("no-such-kind", "slurm-not-there", "slurm-daemon-fatal")
+)  # or did, as a job ran afterwards
 _AT_SHUTDOWN = frozenset(
     (
         "store-closed",
@@ -180,6 +191,8 @@ class Course:
     def _overcome(self, name: str, last: Hit) -> bool:
         if name == "master-refused" and any(later(one, last) for one in self._case.hits("watchdog-timeout")):
             return True  # a collective comes after the rendezvous
+        if name in _STARTS_NOTHING:
+            return self._case.ran_after(last)
         if name in _RETRIES:
             return self.outlived(last)
         if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):

@@ -7,32 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from nccl_doctor.facts.collectives import Collectives, RankEnd
-from nccl_doctor.facts.fold import few, fold
+from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.model import Outcome, ProbeResult
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding, shell_word
 from nccl_doctor.rules.localise import blame
+from nccl_doctor.rules.rank_ends import RankOnHost, numbers, others, printed, ranks_of, unheard
 
-# The stages of a rank in their order, and what it does in each. The others wait for whoever is stuck in an earlier one.
-_STAGES = {
-    "spawn": "starting Python",
-    "import": "importing torch",
-    "store": "reaching the store",
-    "process-group": "forming the process group",
-    "first-collective": "the first collective",
-    "links": "measuring host pairs",
-    "gemm": "the matrix products",
-    "measure": "a measured collective",
-    "end": "leaving",
-}
-_START = ("spawn", "import", "store", "process-group", "first-collective")  # each has a finding of its own
-STUCK_IDS = tuple(f"collectives.stuck.{stage}" for stage in (*_START, "measure"))
 # What other ranks say when a peer is gone or silent: a consequence, wherever the cause is known.
 _PEER_GONE = re.compile(
     r"onnection (closed|reset|refused)|roken pipe|onnection was likely closed|timed out|imeout|remote process exited"
-    r"|remote error|ncclRemoteError|failed to recv",
+    r"|remote error|ncclRemoteError|failed to recv"
 )
-QUOTE_LINES = 6
 LEAST_CONFIDENCE = 0.6  # of a cause from the ranks' output, to be named beside what the launcher saw
 # The ranks run our own code: causes in an application or its launcher are echoes of the same stop, as is a lost peer.
 _CAUSE_AREAS = ("net.", "ib.", "gpu.", "sw.", "sys.", "env.")
@@ -41,67 +27,6 @@ _ECHOES = ("net.peer-lost", "net.firewall")
 _DIALLED = "/proc/net/tcp"
 # Gloo's, of a connection that the other side's kernel or packet filter rejects.
 _REFUSED = re.compile(r"SO_ERROR: ([^,\n]{1,80}), remote=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})")
-_DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*most recent call first\):\n", re.M)  # faulthandler
-# Lines that give no reason: NCCL's chatter, a warning, the code in a traceback.
-_CHATTER = re.compile(r"NCCL INFO|hostname of the client socket cannot be retrieved|^ {4}")
-
-
-class RankOnHost:
-    """A rank's end with the host (inventory name) it was on."""
-
-    def __init__(self, host: str, end: RankEnd, fact: Collectives) -> None:
-        self.host, self.end, self.fact = host, end, fact
-
-    @property
-    def label(self) -> str:
-        return f"rank {self.end.rank} on {self.host}"
-
-    @property
-    def kind(self) -> str:
-        return self.end.error.kind if self.end.error else ""
-
-    @property
-    def text(self) -> str:
-        return self.end.error.text if self.end.error else ""
-
-    @property
-    def first_line(self) -> str:
-        """The first line of its error that is not empty."""
-        return next((line for line in self.text.splitlines() if line.strip()), "")
-
-    @property
-    def stage(self) -> str:
-        return self.end.where.stage
-
-    @property
-    def task(self) -> str:
-        """What it does in its stage, in words."""
-        return _STAGES.get(self.stage, self.stage)
-
-    @property
-    def stuck_id(self) -> str:
-        """The id of the finding about ranks that are stuck there."""
-        return f"collectives.stuck.{self.stage if self.stage in _START else 'measure'}"
-
-    @property
-    def place(self) -> Place:
-        return Place(host=self.host, rank=self.end.rank)
-
-    def evidence(self, text: str, source: str = "") -> Evidence:
-        return Evidence(text, source=source or "launcher", host=self.host, rank=self.end.rank)
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """How far it came: stage, then iterations done."""
-        stages = [*_STAGES]
-        stage = stages.index(self.stage) if self.stage in stages else len(stages)
-        return stage, self.end.where.iterations or 0
-
-
-def ranks_of(facts: Mapping[str, Collectives]) -> list[RankOnHost]:
-    """All ranks of all hosts, in order of rank."""
-    found = [RankOnHost(host, end, fact) for host, fact in facts.items() for end in fact.ranks]
-    return sorted(found, key=lambda item: item.end.rank)
 
 
 def _owners(addresses: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -142,12 +67,6 @@ def failures(
         yield from _explained(bad)
 
 
-def unheard(ranks: list[RankOnHost]) -> list[int]:
-    """Ranks of the world of which nothing is known, as their host fell silent. That others wait then proves nothing."""
-    known = {rank.end.rank for rank in ranks}
-    return [number for number in range(ranks[0].fact.world if ranks else 0) if number not in known]
-
-
 def _explained(bad: list[RankOnHost]) -> Iterator[Finding]:
     """What ``explain`` makes of what the ranks printed, where it decides on a cause.
 
@@ -173,7 +92,7 @@ def _host_lost(ranks: list[RankOnHost], lost: Mapping[str, str]) -> Iterator[Fin
             "collectives.host-lost",
             Severity.FAIL,
             f"{host} was lost while its ranks ran",
-            [Evidence(reason, source="connection to the host", host=host), *_others(ranks, ())],
+            [Evidence(reason, source="connection to the host", host=host), *others(ranks, ())],
             hosts=(host,),
         )
 
@@ -189,48 +108,6 @@ def lost_hosts(probes: Mapping[str, ProbeResult]) -> dict[str, str]:
             and result.detail.startswith(("no answer", "the agent did not answer"))  # its launcher keeps its own limit
         )
     }
-
-
-def _others(ranks: Iterable[RankOnHost], guilty: Iterable[RankOnHost]) -> list[Evidence]:
-    """What the other ranks said: one line for each different answer, at most three."""
-    names = {rank.end.rank for rank in guilty}
-    groups: dict[str, list[RankOnHost]] = {}
-    for rank in ranks:
-        if rank.end.rank not in names and not rank.end.finished:
-            said = rank.first_line[:200] or f"was in {rank.end.where.words}"
-            groups.setdefault(said, []).append(rank)
-    return [
-        members[0].evidence(said, "other ranks")
-        if len(members) == 1
-        else Evidence(f"{said} (ranks {_numbers(members)})", source="other ranks")
-        for said, members in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
-    ]
-
-
-def _numbers(ranks: Iterable[RankOnHost]) -> str:
-    return few([rank.end.rank for rank in ranks], 8)
-
-
-def _printed(rank: RankOnHost) -> list[Evidence]:
-    """The last lines a rank printed before its stack was taken, and the stack."""
-    before = _DUMP.split(rank.end.output)[0]
-    lines = [line for line in before.splitlines() if line.strip() and not _CHATTER.search(line)][-QUOTE_LINES:]
-    found = [rank.evidence(line[:300], "stderr") for line in lines]
-    stack = _main_stack(rank.end.output)
-    if stack:
-        found.append(rank.evidence(stack, "stack, innermost first"))
-    if rank.end.stack:
-        found.append(rank.evidence("\n".join(rank.end.stack.splitlines()[:12]), "py-spy dump"))
-    return found
-
-
-def _main_stack(output: str) -> str:
-    """The five innermost frames of the main thread from a faulthandler dump, on one line; empty if there is none."""
-    blocks = _DUMP.split(output)
-    if len(blocks) < 2:
-        return ""
-    found = re.findall(r'^  File "([^"\n]{1,400})", line (\d+) in (\S{1,100})', blocks[-1], flags=re.M)
-    return " <- ".join(f"{name} ({path.rpartition('/')[2]}:{line})" for path, line, name in found[:5])
 
 
 _SETUP = {
@@ -281,14 +158,14 @@ def _died(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
         yield finding(
             "collectives.rank-died",
             Severity.FAIL,
-            f"rank{'' if one else 's'} {_numbers(dead)} on {host} {was}{how} in {where}",
+            f"rank{'' if one else 's'} {numbers(dead)} on {host} {was}{how} in {where}",
             [
                 *(
                     rank.evidence(f"process {rank.end.pid} {how}, last heard of in stage {rank.end.where.words}")
                     for rank in dead
                 ),
-                *_printed(dead[0]),
-                *_others(ranks, guilty),
+                *printed(dead[0]),
+                *others(ranks, guilty),
             ],
             places=[rank.place for rank in dead],
             fixes=[
@@ -313,7 +190,7 @@ def _stopped(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding
                     f"process {rank.end.pid}: state T (stopped), last heard of in {rank.end.where.words}",
                     f"/proc/{rank.end.pid}/stat",
                 ),
-                *_others(ranks, guilty),
+                *others(ranks, guilty),
             ],
             places=[rank.place],
         )  # fmt: skip
@@ -333,8 +210,11 @@ def _wrong_first(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Fin
 
 def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Finding]:
     """An exception that is not the echo of another rank's trouble."""
-    errors = [rank for rank in bad if rank.end.error is not None and rank.end.error.event == "error"]
-    own = [rank for rank in errors if not _PEER_GONE.search(rank.text) and rank.kind not in ("ranks-missing", "store")]
+    own = [
+        rank
+        for rank in bad
+        if rank.raised and not _PEER_GONE.search(rank.text) and rank.kind not in ("ranks-missing", "store")
+    ]
     if not own:
         return
     first = own[0]
@@ -342,11 +222,7 @@ def _own_error(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Iterator[Findi
         "collectives.failed",
         Severity.FAIL,
         f"{first.label} failed in {first.task}: {first.first_line[:160] or first.kind}",
-        [
-            first.evidence(f"{first.kind}: {first.first_line[:400]}", "exception"),
-            *_printed(first),
-            *_others(ranks, own),
-        ],
+        [first.evidence(f"{first.kind}: {first.first_line[:400]}", "exception"), *printed(first), *others(ranks, own)],
         places=[rank.place for rank in own],
     )
 
@@ -379,7 +255,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
             first.stuck_id,
             Severity.FAIL,
             f"{title}: the ranks are stuck in {first.task}",
-            [*[proof for _, proof in calls[:6]], *_others(ranks, [rank for rank, _ in calls])],
+            [*[proof for _, proof in calls[:6]], *others(ranks, [rank for rank, _ in calls])],
             hosts=culprit.hosts,
             fixes=[
                 Fix(
@@ -393,16 +269,13 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
 
 def _failed_alone(rank: RankOnHost) -> bool:
     """Whether it failed by itself: it was neither ended by us nor stuck."""
-    return rank.end.error is not None and rank.end.error.event == "error" and not rank.end.killed
+    return rank.raised and not rank.end.killed
 
 
 def _not_connected(rank: RankOnHost) -> Iterator[tuple[str, Evidence]]:
     """The addresses that a rank could not connect to, with what says so."""
     for place in (rank.end.error.dialling if rank.end.error else None) or ():
-        yield (
-            place.rpartition(":")[0].strip("[]"),
-            rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED),
-        )
+        yield (place.rpartition(":")[0].strip("[]"), rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED))
     if _failed_alone(rank):
         for why, address, port in _REFUSED.findall(rank.text):
             yield address, rank.evidence(f"connect {address}:{port}: {why}", "exception")
@@ -422,9 +295,9 @@ def _stuck(ranks: list[RankOnHost], bad: list[RankOnHost]) -> Finding:
         said = f": {rank.first_line[:300]}" if rank.first_line else ""
         how = f"{'ended' if ended else 'stuck'} in {rank.end.where.words}"
         evidence.append(rank.evidence(f"{how} after {rank.end.where.step_s:.0f} s{said}"))
-    printed = _printed(first)
+    said_last = printed(first)
     # What ended a Python that ran no line of ours is in its last line.
-    evidence += (printed[::-1] if ended else printed) + _others(ranks, guilty)
+    evidence += (said_last[::-1] if ended else said_last) + others(ranks, guilty)
     return finding(
         first.stuck_id,
         Severity.FAIL,

@@ -11,9 +11,10 @@ from nccl_doctor.facts.mesh import Names
 from nccl_doctor.facts.model import Outcome
 from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
-from nccl_doctor.rules.collective_failures import STUCK_IDS, failures, lost_hosts, ranks_of, unheard
+from nccl_doctor.rules.collective_failures import failures, lost_hosts
 from nccl_doctor.rules.collective_rates import bus_bandwidth, events, rate, slow_hosts, wrong_results
 from nccl_doctor.rules.engine import Fleet, MissingFact, SkipRule, facts_of, fleet_rule
+from nccl_doctor.rules.rank_ends import STUCK_IDS, ranks_of, unheard
 
 SHORT_RUN = ("allreduce", "allgather")  # what `check` measures
 

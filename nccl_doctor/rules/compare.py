@@ -25,6 +25,7 @@ COMPARISON_SCHEMA = "nccl-doctor/comparison/1"
 NOISE_FACTOR = 2.0  # round trips, rates and bandwidths differ by less from run to run without any cause
 # Changes for the worse; what the first run did not look for (first-looked) may be older than it.
 NEW = ("new", "worse", "first-looked")
+_CHANGES = (*NEW, "not-measured", "milder", "gone")  # in the order in which they are told
 # Pairs of hosts are partly drawn by chance: a pair that only one run measured is no change.
 _IN_BOTH = ("link", "path-mtu")
 _MEASURED = "measured"
@@ -108,15 +109,14 @@ Judge = Callable[[Bundle], Report]
 
 def bundles(a: Bundle, b: Bundle, names: tuple[str, str] = ("A", "B"), judge: Judge = judge) -> Comparison:
     """Two runs: the same hosts, before and after, judged as the site judges."""
-    hosts_a = {facts.name: Host(facts) for facts in a.hosts}
-    hosts_b = {facts.name: Host(facts) for facts in b.hosts}
-    both = sorted(set(hosts_a) & set(hosts_b))
+    hosts_a, hosts_b = ({facts.name: Host(facts) for facts in run.hosts} for run in (a, b))
+    both = sorted(hosts_a.keys() & hosts_b.keys())
     report_a, report_b = judge(a), judge(b)
     found = _finding_changes(_placed(report_a), _placed(report_b), report_a, report_b)
     rows = [row for name in both for row in _host_rows(name, hosts_a[name], hosts_b[name], one_run=False)]
-    rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), tuple(both))
+    rows += _run_rows(tuple(hosts_a.values()), tuple(hosts_b.values()), both)
     told = _comparison(names, (a.created, b.created), both, found, rows)
-    only_a, only_b = sorted(set(hosts_a) - set(hosts_b)), sorted(set(hosts_b) - set(hosts_a))
+    only_a, only_b = sorted(hosts_a.keys() - hosts_b.keys()), sorted(hosts_b.keys() - hosts_a.keys())
     return msgspec.structs.replace(told, only_a=tuple(only_a), only_b=tuple(only_b))
 
 
@@ -133,7 +133,7 @@ def hosts(bundle: Bundle, names: Sequence[str], judge: Judge = judge) -> Compari
     reference, *others = wanted
     report = judge(bundle)
     placed = _placed(report)
-    found: list[FindingChange] = []
+    found: list[_Changed] = []
     rows: list[_Row] = []
     for other in others:
         found += _finding_changes(_on(placed, reference, other), _on(placed, other, other), report, report, reference)
@@ -164,33 +164,42 @@ def _on(placed: Mapping[_Place, Finding], host: str, called: str) -> dict[_Place
     return {(id, called, part): item for (id, name, part), item in placed.items() if name == host}
 
 
+_Changed = tuple[str, Finding, _Place]  # how it changed, the finding (the later one where both sides have it), where
+
+
 def _finding_changes(
     before: Mapping[_Place, Finding],
     after: Mapping[_Place, Finding],
     report_a: Report,
     report_b: Report,
     reference: str = "",
-) -> list[FindingChange]:
+) -> Iterator[_Changed]:
     """``reference``: the host that ``before`` is of, where that is another one."""
-    changes: dict[tuple[str, str, Severity], list[_Place]] = {}
-    titles: dict[tuple[str, str, Severity], str] = {}
-    for key in sorted(set(before) | set(after)):
+    for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)
         word = _change(old, new, (report_a, reference or key[1]), (report_b, key[1]))
         item = new or old
         if word and item is not None:
-            changes.setdefault((word, item.id, item.severity), []).append(key)
-            titles.setdefault((word, item.id, item.severity), item.title)
+            yield word, item, key
+
+
+def _folded_findings(found: Iterable[_Changed]) -> list[FindingChange]:
+    """Equal changes as one, with all their places; the most important ones first."""
+    places: dict[tuple[str, str, Severity], list[_Place]] = {}
+    titles: dict[tuple[str, str, Severity], str] = {}
+    for word, item, place in found:
+        kind = (word, item.id, item.severity)
+        places.setdefault(kind, []).append(place)
+        titles.setdefault(kind, item.title)
+    ordered = sorted(places, key=lambda kind: (_CHANGES.index(kind[0]), -_SEVERITY_RANK[kind[2]], kind[1]))
     return [
         FindingChange(
-            change=word,
-            id=id,
-            severity=severity,
-            title=titles[(word, id, severity)],
-            hosts=tuple(sorted({host for _, host, _ in places if host})),
-            where=tuple(sorted({part for _, _, part in places if part})),
+            *kind,
+            title=titles[kind],
+            hosts=tuple(sorted({host for _, host, _ in places[kind] if host})),
+            where=tuple(sorted({part for _, _, part in places[kind] if part})),
         )
-        for (word, id, severity), places in changes.items()
+        for kind in ordered
     ]
 
 
@@ -238,6 +247,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def _host_rows(name: str, a: Host, b: Host, *, one_run: bool) -> Iterator[_Row]:
+    """What differs between two hosts, told as the second one's; ``one_run``: they are of the same run."""
     for subject, item, before, after in _differences(a, b, one_run):
         if not (one_run and subjects()[subject].only == "fleet"):
             yield _Row(subject, item, name, before, after)
@@ -248,16 +258,16 @@ def _differences(a: Host, b: Host, one_run: bool) -> Iterator[tuple[str, str, st
         yield "reach", "", a.facts.reach.outcome.value, b.facts.reach.outcome.value
     if ReachOutcome.OK not in (a.facts.reach.outcome, b.facts.reach.outcome):
         return
-    for probe in sorted(set(a.facts.probes) | set(b.facts.probes)):
+    for probe in sorted(a.facts.probes.keys() | b.facts.probes.keys()):
         before, after = _state(a, probe), _state(b, probe)
         if before != after:
             yield _MEASURED, probe, before, after
     old_probes, new_probes = values_of(a), values_of(b)
-    for probe in sorted(set(old_probes) & set(new_probes)):
+    for probe in sorted(old_probes.keys() & new_probes.keys()):
         old, new = old_probes[probe], new_probes[probe]
         if one_run:
             old, new = _without_own(old, a), _without_own(new, b)
-        for key in sorted(set(old) | set(new)):
+        for key in sorted(old.keys() | new.keys()):
             missing = key not in old or key not in new
             if old.get(key, "") != new.get(key, "") and not (missing and key[0] in _IN_BOTH):
                 yield *key, old.get(key, ""), new.get(key, "")
@@ -302,7 +312,7 @@ def _told(metric: metrics.Metric) -> str:
     return f"{metric.value:.3g} {metric.unit}"
 
 
-def _run_rows(a: tuple[Host, ...], b: tuple[Host, ...], both: tuple[str, ...]) -> Iterator[_Row]:
+def _run_rows(a: tuple[Host, ...], b: tuple[Host, ...], both: Sequence[str]) -> Iterator[_Row]:
     """Collective bandwidth belongs to all hosts together, and is comparable only over the same hosts."""
     if {host.name for host in a} == {host.name for host in b}:
         for subject, item, before, after in _noisy(metrics.of_run(a), metrics.of_run(b)):
@@ -342,26 +352,20 @@ def _folded(rows: Iterable[_Row], found: Sequence[FindingChange]) -> list[FactCh
 def _new_finding(about: Subject, names: tuple[str, ...], found: Sequence[FindingChange]) -> str:
     """The id of a new failure or warning, on one of these hosts, that this subject is about."""
     for item in found:
-        touched = item.change in NEW and bool(set(item.hosts) & set(names))
-        touched = touched and item.severity is not Severity.INFO
-        if touched and any(beneath(item.id, id) for id in about.ids):
+        told = item.change in NEW and item.severity is not Severity.INFO and not set(names).isdisjoint(item.hosts)
+        if told and any(beneath(item.id, id) for id in about.ids):
             return item.id
     return ""
-
-
-_CHANGES = (*NEW, "not-measured", "milder", "gone")
 
 
 def _comparison(
     names: tuple[str, str],
     times: tuple[str, str],
     compared: Sequence[str],
-    found: Sequence[FindingChange],
+    found: Iterable[_Changed],
     rows: Sequence[_Row],
 ) -> Comparison:
-    ordered = sorted(
-        _merged(found), key=lambda item: (_CHANGES.index(item.change), -_SEVERITY_RANK[item.severity], item.id)
-    )
+    findings = _folded_findings(found)
     lost = sorted({f"{row.item}: {row.after}" for row in rows if row.subject == _MEASURED and row.before == "measured"})
     return Comparison(
         schema=COMPARISON_SCHEMA,
@@ -372,25 +376,7 @@ def _comparison(
         compared=tuple(sorted(compared)),
         only_a=(),
         only_b=(),
-        findings=tuple(ordered),
-        changes=tuple(_folded(rows, ordered)),
+        findings=tuple(findings),
+        changes=tuple(_folded(rows, findings)),
         lost=tuple(lost),
     )
-
-
-def _merged(found: Sequence[FindingChange]) -> list[FindingChange]:
-    """Equal changes as one: hosts that are compared one after the other can have the same finding."""
-    merged: dict[tuple[str, str, Severity], FindingChange] = {}
-    for item in found:
-        key = (item.change, item.id, item.severity)
-        other = merged.get(key)
-        merged[key] = (
-            item
-            if other is None
-            else msgspec.structs.replace(
-                other,
-                hosts=tuple(sorted({*other.hosts, *item.hosts})),
-                where=tuple(sorted({*other.where, *item.where})),
-            )
-        )
-    return list(merged.values())

@@ -20,17 +20,7 @@ T = TypeVar("T")
 Quote = Evidence | tuple[str, str]
 
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
-STAGES = (
-    "connectivity",
-    "ports",
-    "interfaces",
-    "system",
-    "software",
-    "gpu",
-    "topology",
-    "infiniband",
-    "collectives",
-)
+STAGES = ("connectivity", "ports", "interfaces", "system", "software", "gpu", "topology", "infiniband", "collectives")
 JOB = "job"  # the stage of `hang` alone: what the ranks of a running job do
 
 
@@ -181,14 +171,17 @@ class Fleet:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A declared rule. ``ids`` are all finding ids it can give."""
+    """A declared rule. ``ids`` are all finding ids it can give.
+
+    ``judge`` takes a host and the plan or, of a rule that ``compares`` hosts, the fleet.
+    """
 
     name: str
     stage: str
     ids: tuple[str, ...]
     doc: str
-    per_host: Callable[[Host, Plan], Iterable[Finding]] | None = None
-    per_fleet: Callable[[Fleet], Iterable[Finding]] | None = None
+    judge: Callable[..., Iterable[Finding]]
+    compares: bool = False
 
 
 class RuleResult(msgspec.Struct, frozen=True):
@@ -215,8 +208,7 @@ def _register(stage: str, ids: tuple[str, ...], function: Callable[..., Any], *,
         raise ValueError(f"rule {name}: no stage {stage!r}")
     if not doc:
         raise ValueError(f"rule {name} has no docstring: it is the rule's published page")
-    per_host, per_fleet = (None, function) if compares else (function, None)
-    _RULES[name] = Rule(name, stage, ids, doc, per_host, per_fleet)
+    _RULES[name] = Rule(name, stage, ids, doc, function, compares)
 
 
 def host_rule(stage: str, *ids: str) -> Callable[[HostFunction], HostFunction]:
@@ -287,15 +279,13 @@ def _told(rule: Rule, hosts: tuple[str, ...], judge: Callable[[], Iterable[Findi
     return _Told(findings)
 
 
-def _run_per_host(
-    rule: Rule, judge: Callable[[Host, Plan], Iterable[Finding]], hosts: tuple[Host, ...], plan: Plan
-) -> RuleResult:
+def _run_per_host(rule: Rule, hosts: tuple[Host, ...], plan: Plan) -> RuleResult:
     findings: list[Finding] = []
     passed: list[str] = []
     gaps: dict[tuple[str, str], list[str]] = {}
     skipped: dict[str, str] = {}
     for host in hosts:
-        told = _told(rule, (host.name,), functools.partial(judge, host, plan))
+        told = _told(rule, (host.name,), functools.partial(rule.judge, host, plan))
         findings += told.findings
         if told.gap:
             gaps.setdefault(told.gap, []).append(host.name)
@@ -306,17 +296,16 @@ def _run_per_host(
     return RuleResult(rule.name, rule.stage, tuple(findings), tuple(passed), _unknowns(gaps), skipped)
 
 
-def _run_per_fleet(rule: Rule, judge: Callable[[Fleet], Iterable[Finding]], fleet: Fleet) -> RuleResult:
+def _run_per_fleet(rule: Rule, fleet: Fleet) -> RuleResult:
     names = tuple(host.name for host in fleet.hosts)
-    told = _told(rule, names, functools.partial(judge, fleet))
+    told = _told(rule, names, functools.partial(rule.judge, fleet))
     if told.gap:
         fleet.lack(*told.gap, *names)
     blamed = {host for item in told.findings if item.severity is not Severity.INFO for host in item.hosts}
     absent = {host for hosts in fleet.missing.values() for host in hosts}
-    skipped = (
-        {} if told.skipped is None else dict.fromkeys((name for name in names if name not in absent), told.skipped)
-    )
-    passed = tuple(name for name in names if name not in blamed | absent | skipped.keys())
+    asked = [name for name in names if name not in absent]
+    skipped = {} if told.skipped is None else dict.fromkeys(asked, told.skipped)
+    passed = tuple(name for name in asked if name not in blamed | skipped.keys())
     return RuleResult(rule.name, rule.stage, tuple(told.findings), passed, _unknowns(fleet.missing), skipped)
 
 
@@ -340,10 +329,9 @@ def run(
     for rule in all_rules() if rules is None else rules:
         if rule.stage not in bundle.plan.stages:
             continue
-        if rule.per_host:
-            result = _run_per_host(rule, rule.per_host, hosts, bundle.plan)
+        if rule.compares:
+            result = _run_per_fleet(rule, Fleet(hosts, bundle.plan, derived))
         else:
-            assert rule.per_fleet is not None
-            result = _run_per_fleet(rule, rule.per_fleet, Fleet(hosts, bundle.plan, derived))
+            result = _run_per_host(rule, hosts, bundle.plan)
         staged = tuple(msgspec.structs.replace(item, stage=rule.stage) for item in result.findings)
         yield msgspec.structs.replace(result, findings=staged)

@@ -8,7 +8,8 @@ import msgspec
 
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.judge import SURE, Report, anything
+from nccl_doctor.rules.consequences import SURE
+from nccl_doctor.rules.judge import Report, anything
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
 

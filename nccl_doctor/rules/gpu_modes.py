@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.facts.gpu import GpuDevice
+from nccl_doctor.facts.gpu import GpuDevice, GpuProcess
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.system import System
@@ -108,8 +108,7 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
     to a process out of sight (another container) or was leaked by one that died badly. Where the GPU's memory is a NUMA
     node of the host (GH200, GB200), the kernel keeps its page cache there, too: nothing is concluded.
     """
-    fact = answered(host)
-    gpus = devices(fact)
+    gpus = devices(answered(host))
     named: set[int] = set()
     if "system" in plan.stages and (system := host.want(System)):
         named = {process.pid for process in system.gpu_processes.processes}
@@ -120,27 +119,7 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
         if process.pid not in named and process.kind == "compute" and process.name not in SERVICES
     ]
     if holders:
-        pids = " ".join(str(pid) for pid in sorted({process.pid for _, process in holders})[:20])
-        yield host.finding(
-            "gpu.busy.nvml",
-            Severity.WARN,
-            f"{len({process.pid for _, process in holders})} processes are already on the GPUs",
-            [
-                proof(
-                    host,
-                    gpu,
-                    f"pid {process.pid} {process.name or '(name not visible)'}"
-                    + (f", {size(process.memory_bytes)}" if process.memory_bytes else "")
-                    + (f", uid {process.uid}" if process.uid is not None else ""),
-                )
-                for gpu, process in holders[:6]
-            ],
-            Fix(
-                "look whose they are; end them if they are leftovers",
-                f"ps -o pid,user,lstart,args -p {pids.replace(' ', ',')}",
-            ),
-            places=[place(host, gpu) for gpu, _ in holders],
-        )
+        yield _held(host, holders)
     limit = value("gpu.memory-used.idle")
     leaked = [
         gpu
@@ -158,3 +137,21 @@ def in_use(host: Host, plan: Plan) -> Iterator[Finding]:
             confidence=0.8,
         )
     need_fields(gpus, "who uses the GPU", "processes", "memory_used_bytes")
+
+
+def _held(host: Host, holders: list[tuple[GpuDevice, GpuProcess]]) -> Finding:
+    pids = sorted({process.pid for _, process in holders})
+    evidence = []
+    for gpu, process in holders[:6]:
+        memory = f", {size(process.memory_bytes)}" if process.memory_bytes else ""
+        owner = f", uid {process.uid}" if process.uid is not None else ""
+        evidence.append(proof(host, gpu, f"pid {process.pid} {process.name or '(name not visible)'}{memory}{owner}"))
+    look = f"ps -o pid,user,lstart,args -p {','.join(map(str, pids[:20]))}"
+    return host.finding(
+        "gpu.busy.nvml",
+        Severity.WARN,
+        f"{len(pids)} processes are already on the GPUs",
+        evidence,
+        Fix("look whose they are; end them if they are leftovers", look),
+        places=[place(host, gpu) for gpu, _ in holders],
+    )

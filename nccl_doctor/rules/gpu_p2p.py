@@ -11,7 +11,7 @@ from nccl_doctor.facts.topology_paths import NEAR, nvlinks
 from nccl_doctor.findings.model import Finding, Fix, Place, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.gpudirect import NOT_TRANSLATED, redirecting, translating
-from nccl_doctor.rules.nvidia import NO_GPU, superchip
+from nccl_doctor.rules.nvidia import NO_GPU, answered, superchip
 from nccl_doctor.rules.topology_view import known_matrix
 
 
@@ -88,11 +88,7 @@ def p2p_status(host: Host, plan: Plan) -> Iterator[Finding]:
     NVLink in the matrix and a P2P status other than OK contradict each other: NCCL then fails with an unhandled CUDA
     error. Consumer cards have P2P switched off by the driver (GNS, CNS): NCCL uses host memory there by itself.
     """
-    fact = host.need(GpuFact)
-    if not fact.has_hardware:
-        raise SkipRule(NO_GPU)
-    if fact.nvml.outcome != "ok":
-        raise MissingFact("NVML", fact.nvml.detail or fact.nvml.outcome)
+    fact = answered(host)
     if len(fact.gpus) < 2:
         raise SkipRule("fewer than two GPUs")
     known = [pair for pair in fact.pairs if pair.read is not None]

@@ -13,7 +13,9 @@ from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.job_launchers import waiting_launchers
 from nccl_doctor.rules.judge import Report, judge
-from nccl_doctor.rules.ranks import Rank, RunningJob, jobs_of, local_rank
+from nccl_doctor.rules.rank_variables import local_rank
+from nccl_doctor.rules.ranks import Rank, RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.units import duration, size
 
 _GONE_HOSTS = ("host.ssh-timeout", "host.no-route", "host.ssh-refused", "host.cut-off")

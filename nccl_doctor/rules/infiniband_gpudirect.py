@@ -14,6 +14,7 @@ from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, facts_o
 from nccl_doctor.rules.gpudirect import dmabuf_possible, modules_told, peermem
 from nccl_doctor.rules.infiniband_fleet import fleet_rails
 from nccl_doctor.rules.infiniband_view import own_rails, sysfs, with_devices
+from nccl_doctor.rules.nvidia import with_hardware
 from nccl_doctor.rules.thresholds import value
 
 
@@ -24,9 +25,7 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     Without either, NCCL moves all network traffic through host memory: often half the bandwidth and less. Where no rail
     is fast enough for that to matter, it is information.
     """
-    gpu = host.need(GpuFact)
-    if not gpu.has_hardware:
-        raise SkipRule("no NVIDIA GPU on this host")
+    gpu = with_hardware(host)
     with_devices(host)
     ports = [rail for rail in host.once(own_rails, plan) if rail.port.active]
     if not ports or all(rail.efa for rail in ports):
@@ -39,11 +38,12 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
     possible = dmabuf_possible(topology, gpu)
     if possible:
         return
+    off = possible is False
     slow = all(rail.port.gbps is not None and rail.port.gbps < value("ib.gdr.rate") for rail in ports)
-    why = {False: "and DMA-BUF is not possible", None: "and whether DMA-BUF works is not known"}[possible]
+    why = "and DMA-BUF is not possible" if off else "and whether DMA-BUF works is not known"
     yield host.finding(
-        "ib.gdr.off" if possible is False else "ib.gdr.unknown",
-        Severity.INFO if slow else Severity.FAIL if possible is False else Severity.WARN,
+        "ib.gdr.off" if off else "ib.gdr.unknown",
+        Severity.INFO if slow else Severity.FAIL if off else Severity.WARN,
         f"GPUDirect RDMA: nvidia_peermem is not loaded, {why}",
         [
             sysfs(host, ports[0], ports[0].port.rate or "(rate not told)", "rate"),
@@ -57,7 +57,7 @@ def gpudirect(host: Host, plan: Plan) -> Iterator[Finding]:
             "load it, and at every boot",
             "sudo modprobe nvidia-peermem && echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
         ),
-        confidence=0.9 if possible is False else 0.6,
+        confidence=0.9 if off else 0.6,
         explains=("ib.gdr.differs", "net.slow"),
     )
 

@@ -25,13 +25,7 @@ from nccl_doctor.rules.rails import Rail, apart
 from nccl_doctor.rules.thresholds import value
 
 
-@host_rule(
-    "infiniband",
-    "ib.port-down",
-    "ib.port-down.no-subnet-manager",
-    "ib.port-down.disabled",
-    "ib.port-down.all",
-)
+@host_rule("infiniband", "ib.port-down", "ib.port-down.no-subnet-manager", "ib.port-down.disabled", "ib.port-down.all")
 def ports_up(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every rail's port is ACTIVE: NCCL leaves out a port that is not, without a word at the default log level.
 
@@ -126,10 +120,7 @@ def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
     """What to do about a port that is not active."""
     fixes = [own_view(rail), *cable_fixes(host, rail)]
     if rail.roce and rail.device.netdevs:
-        fixes.insert(
-            0,
-            Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up"),
-        )
+        fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up"))
     if "INIT" in (rail.port.state or ""):
         fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo"))
     return fixes

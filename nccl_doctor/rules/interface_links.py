@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.env.interface_advice import Station, trap
+from nccl_doctor.env.interface_advice import trap
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.interfaces import Carriers, Interfaces
 from nccl_doctor.facts.model import Plan
@@ -90,7 +90,7 @@ def links_stay_up(host: Host, plan: Plan) -> Iterator[Finding]:
     facts, here = host.need(Interfaces), host.once(view, plan)
     # A flapping link may have been down when the interfaces were read: it is used whenever it is up.
     up = tuple(msgspec.structs.replace(address, running=True) for address in facts.addresses)
-    all_up = Station(msgspec.structs.replace(facts, addresses=up), here.version, here.settings, here.rdma)
+    all_up = msgspec.structs.replace(here, facts=msgspec.structs.replace(facts, addresses=up))
     gloo = here.gloo.addresses if here.gloo else ()
     carries: dict[str, list[str]] = {}  # device -> the interfaces that stand on it, or are it
     for name in sorted({address.name for address in (*all_up.handed_out().addresses, *gloo)}):

@@ -13,7 +13,9 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severi
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.interface_view import (
     ALONE,
+    GLOO_IFNAME,
     View,
+    gloo_setting,
     interface_list,
     quote,
     remove,
@@ -74,25 +76,23 @@ def _why_no_match(wanted: Filter, here: View) -> str:
 
 
 @host_rule("interfaces", "net.wrong-interface.gloo-no-match")
-def gloo_setting(host: Host, plan: Plan) -> Iterator[Finding]:
+def gloo_names(host: Host, plan: Plan) -> Iterator[Finding]:
     """Every name in GLOO_SOCKET_IFNAME is exactly the name of an interface with an address; otherwise Gloo raises.
 
     Unlike NCCL_SOCKET_IFNAME it knows neither prefixes nor ``^`` nor ``=``.
     """
     facts = host.need(Interfaces)
-    source = "job environment" if "GLOO_SOCKET_IFNAME" in plan.env else "environment"
-    value = plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME", ""))
-    if len(value) < 2:
+    setting = gloo_setting(facts, plan)
+    if len(setting.value) < 2:
         return
     names = {address.name for address in facts.addresses}
-    entries = value.removesuffix(",").split(",")
+    entries = setting.value.removesuffix(",").split(",")
     if missing := [entry for entry in entries if entry not in names]:
-        setting = Setting("GLOO_SOCKET_IFNAME", value, source)
         syntax = " ('^', '=' and prefixes work in NCCL_SOCKET_IFNAME only)" if missing[0][:1] in ("^", "=") else ""
         yield finding(
             "net.wrong-interface.gloo-no-match",
             Severity.FAIL,
-            f"GLOO_SOCKET_IFNAME={value}: no interface is called {missing[0]!r}{syntax}",
+            f"{setting.quote}: no interface is called {missing[0]!r}{syntax}",
             (
                 quote(setting, host.name),
                 Evidence(f"interfaces with an address: {', '.join(sorted(names))}", "getifaddrs", host=host.name),
@@ -114,7 +114,7 @@ def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
     fleet.need_several(ALONE)
     seen = views(fleet)
     for item in seen.values():
-        if item.gloo is None or item.gloo.rule != "GLOO_SOCKET_IFNAME" or not item.gloo.addresses:
+        if item.gloo is None or item.gloo.rule != GLOO_IFNAME or not item.gloo.addresses:
             continue
         told = item.gloo.addresses[0]
         if not told.loopback:
@@ -123,17 +123,12 @@ def gloo_told_loopback(fleet: Fleet) -> Iterator[Finding]:
             peer.gloo.addresses[0] for peer in seen.values() if peer is not item and peer.gloo and peer.gloo.addresses
         ]
         misled = any(peer.family != told.family or peer.interface.ip > told.interface.ip for peer in peers)  # type: ignore[operator]
-        value = fleet.plan.env.get("GLOO_SOCKET_IFNAME") or item.facts.environment.get("GLOO_SOCKET_IFNAME", "")
-        setting = Setting("GLOO_SOCKET_IFNAME", value, "environment")
+        setting = gloo_setting(item.facts, fleet.plan)
+        lower = "; it works only because their addresses are lower, so that they need not connect to it"
         yield finding(
             "net.wrong-interface.gloo-loopback",
             Severity.FAIL if misled else Severity.WARN,
-            f"GLOO_SOCKET_IFNAME={value} makes Gloo hand {told.address} to its peers"
-            + (
-                ""
-                if misled
-                else "; it works only because their addresses are lower, so that they need not connect to it"
-            ),
+            f"{setting.quote} makes Gloo hand {told.address} to its peers" + ("" if misled else lower),
             (quote(setting, item.host), interface_list(item)),
             hosts=(item.host,),
             fixes=remove(setting, item.host),

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import msgspec
-
 from nccl_doctor.env.hosts import version_of
-from nccl_doctor.env.interface_advice import Attempt, Recommendation, Station, decide
+from nccl_doctor.env.interface_advice import IFNAME, Attempt, Recommendation, Station, decide
 from nccl_doctor.env.knowledge import nccl_release
 from nccl_doctor.env.nccl_conf import Setting, effective
-from nccl_doctor.env.socket_interface import (
-    Choice,
-    gloo_interfaces,
-    nccl_bootstrap,
-    needs_resolver,
-)
+from nccl_doctor.env.socket_interface import Choice, gloo_interfaces, nccl_bootstrap, needs_resolver
 from nccl_doctor.env.versions import Version, show
 from nccl_doctor.facts.interfaces import Address, Interfaces
 from nccl_doctor.facts.mesh import Link, Links, Names
@@ -26,10 +17,11 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix, shell_word
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of
 from nccl_doctor.rules.mesh_pairs import in_doubt, perhaps_limited
 
+GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 ALONE = "one host: nothing leaves it"  # why rules on what peers reach are skipped
 
 
-class View(msgspec.Struct, frozen=True):
+class View(Station, frozen=True, kw_only=True):
     """One host as NCCL would see it: its interfaces, the settings in force, and what is chosen.
 
     ``used`` are all addresses that peers would be given: with an RDMA device only the bootstrap's, otherwise every
@@ -37,14 +29,10 @@ class View(msgspec.Struct, frozen=True):
     """
 
     host: str
-    facts: Interfaces
-    version: Version
     assumed: bool
-    settings: dict[str, Setting]
     bootstrap: Choice
     used: tuple[Address, ...]
-    rdma: bool = False
-    gloo: Choice | None = None  # None: not known, because the host's own name was not resolved
+    gloo: Choice | None  # None: not known, because the host's own name was not resolved
 
     @property
     def nccl(self) -> str:
@@ -102,17 +90,26 @@ def view(host: Host, plan: Plan) -> View:
     values = {name: setting.value for name, setting in settings.items()}
     if needs_resolver(comm_id := values.get("NCCL_COMM_ID", "")):
         raise MissingFact("interface choice", f"NCCL_COMM_ID={comm_id}: the name was not resolved")
-    bootstrap = nccl_bootstrap(facts.addresses, values, version)
     system = host.want(System)
     rdma = system is not None and bool(system.rdma_devices)
-    used = Station(facts, version, settings, rdma).handed_out().addresses
     names = host.want(Names)
-    gloo = gloo_interfaces(
-        facts.addresses,
-        plan.env.get("GLOO_SOCKET_IFNAME", facts.environment.get("GLOO_SOCKET_IFNAME")),
-        names.own.addresses if names is not None else None,
+    return View(
+        facts,
+        version,
+        settings,
+        rdma,
+        host=host.name,
+        assumed=assumed,
+        bootstrap=nccl_bootstrap(facts.addresses, values, version),
+        used=Station(facts, version, settings, rdma).handed_out().addresses,
+        gloo=gloo_interfaces(facts.addresses, gloo_setting(facts, plan).value, names.own.addresses if names else None),
     )
-    return View(host.name, facts, version, assumed, settings, bootstrap, used, rdma, gloo)
+
+
+def gloo_setting(facts: Interfaces, plan: Plan) -> Setting:
+    """GLOO_SOCKET_IFNAME as a job on this host would see it; empty where it is not set."""
+    source = "job environment" if GLOO_IFNAME in plan.env else "environment"
+    return Setting(GLOO_IFNAME, plan.env.get(GLOO_IFNAME, facts.environment.get(GLOO_IFNAME, "")), source)
 
 
 def views(fleet: Fleet) -> dict[str, View]:
@@ -120,10 +117,32 @@ def views(fleet: Fleet) -> dict[str, View]:
     return fleet.of_each(lambda host: host.once(view, fleet.plan))
 
 
-def recommendation(seen: Mapping[str, View], tried: Iterable[Attempt]) -> Recommendation:
+def recommendation(fleet: Fleet) -> Recommendation:
     """What to do about NCCL_SOCKET_IFNAME on these hosts: the same answer as ``env recommend`` gives."""
-    stations = {host: Station(item.facts, item.version, item.settings, item.rdma) for host, item in seen.items()}
-    return decide(stations, tuple(tried))
+    return fleet.once(_recommendation)
+
+
+def _recommendation(hosts: tuple[Host, ...], plan: Plan) -> Recommendation:
+    fleet = Fleet(hosts, plan)
+    return decide(views(fleet), attempts(fleet))
+
+
+def advice(fleet: Fleet) -> tuple[EnvAdvice, ...]:
+    """What to set or to remove, for a finding; nothing where nothing is known to help."""
+    found = recommendation(fleet).advice
+    return (found,) if found else ()
+
+
+def choice_evidence(item: View, address: Address) -> Evidence:
+    """That NCCL takes this address on a host, and by which rule."""
+    setting = item.settings.get(IFNAME)
+    rule = item.bootstrap.rule
+    by = f"{setting.place}: {setting.quote}".rstrip("\r") if rule == IFNAME and setting else rule
+    return Evidence(
+        f"{item.nccl} takes {address.name} {address.address}/{address.prefix} ({by})",
+        "getifaddrs, in this order",
+        host=item.host,
+    )
 
 
 def interface_list(here: View) -> Evidence:

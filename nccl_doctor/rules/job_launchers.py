@@ -12,12 +12,11 @@ from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
-from nccl_doctor.rules.job_words import QUOTED
-from nccl_doctor.rules.ranks import processes_of
+from nccl_doctor.rules.job_words import QUOTED, YOUNG_S
+from nccl_doctor.rules.running_jobs import processes_of
 from nccl_doctor.rules.units import duration
 
 _AGENT = "torch/distributed/elastic/agent/server/api.py"
-_YOUNG_S = 30.0  # hosts do not start in one moment
 _PORT = "29500"  # torchrun's own, where none is given
 
 
@@ -100,7 +99,7 @@ def _hosts(group: list[Launcher]) -> list[str]:
 
 def _sure(group: list[Launcher], confidence: float) -> float:
     """Less sure while the youngest has only just been started."""
-    return confidence if min(launcher.process.age_s for launcher in group) > _YOUNG_S else min(confidence, 0.5)
+    return confidence if min(launcher.process.age_s for launcher in group) > YOUNG_S else min(confidence, 0.5)
 
 
 def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:

@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
-from nccl_doctor.rules.job_words import (
-    QUOTED,
-    WAITING,
-    place_of,
-    places,
-    quoted,
-    ranks_of,
-    silence,
-)
-from nccl_doctor.rules.ranks import (
-    Link,
-    Rank,
-    RunningJob,
-    jobs_of,
-)
-
-_YOUNG_S = 30.0  # hosts do not start in one moment
+from nccl_doctor.rules.job_words import QUOTED, WAITING, YOUNG_S, place_of, places, quoted, ranks_of, silence
+from nccl_doctor.rules.ranks import Link, Rank, RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -62,10 +48,7 @@ def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding
         hosts=guilty or tuple(host for host in ends if host in job.hosts),
         places=[Place(host=source, peer=peer) for source, peer in pairs],
         fixes=(
-            Fix(
-                "does new traffic pass?",
-                f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick",
-            ),
+            Fix("does new traffic pass?", f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick"),
             Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", next(iter(guilty), "")),
         ),
         explains=(WAITING, "hang.behind"),
@@ -142,11 +125,11 @@ def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
         Severity.FAIL,
         f"{who} the store at {address}:{port}; rank 0 serves it on {first.host}",
         [
-            *(Evidence(told, f"/proc/{rank.process.pid}/environ", host=rank.host, rank=rank.number) for rank in outside[:QUOTED]),
-            Evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info", host=first.host, rank=0),
+            *(rank.evidence(told, f"/proc/{rank.process.pid}/environ") for rank in outside[:QUOTED]),
+            first.evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info"),
             place_of(outside[0]),
         ],
-        confidence=0.9 if min(rank.process.age_s for rank in outside) > _YOUNG_S else 0.6,
+        confidence=0.9 if min(rank.process.age_s for rank in outside) > YOUNG_S else 0.6,
         hosts=hosts,
         places=places(outside),
         fixes=fixes,

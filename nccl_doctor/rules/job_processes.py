@@ -22,13 +22,9 @@ from nccl_doctor.rules.job_words import (
     silence,
     state_of,
 )
-from nccl_doctor.rules.ranks import (
-    RunningJob,
-    jobs_of,
-    local_world,
-    told_local_world,
-    told_world,
-)
+from nccl_doctor.rules.rank_variables import local_world, told_local_world, told_world
+from nccl_doctor.rules.ranks import RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.units import duration
 
 _WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")

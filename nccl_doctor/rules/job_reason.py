@@ -76,8 +76,7 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
     words = by_kind or _answer(main) or _by_frame(process) or _by_kernel(main)
     proof: tuple[Evidence, ...] = ()
     if "thread" in words:
-        told = other_threads(process)
-        proof = tuple(Evidence(text, "py-spy dump", host=rank.host, rank=rank.number) for text in told)
+        proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
     elif "child process" in words:
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
     fix = _FIXES.get(words)
@@ -122,7 +121,7 @@ def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:
         (other for other in job.ranks.values() if (other.host, other.process.pid) == (rank.host, main.holder)), None
     )
     name = owner.label if owner else f"pid {main.holder} ({main.holder_name or 'gone'})"
-    proof = Evidence(f"{main.file}: held by {name}", "/proc/locks", host=rank.host, rank=rank.number)
+    proof = rank.evidence(f"{main.file}: held by {name}", "/proc/locks")
     where = proof_of(owner)[1:2] if owner else []
     fix = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {main.holder}", rank.host)
     return Reason(f"waits for the lock on {main.file}, which {name} holds,", (proof, *where), (fix,))

@@ -22,12 +22,8 @@ from nccl_doctor.rules.job_words import (
     silence,
     state,
 )
-from nccl_doctor.rules.ranks import (
-    SURELY,
-    Rank,
-    RunningJob,
-    jobs_of,
-)
+from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of
 
 LATE_S = 30.0  # of silence: a step may take as long
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -83,7 +79,7 @@ def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
             kernel = " < ".join(reading.main.kernel_stack[:4])
             proof = proof_of(rank, process)
             if kernel:
-                proof.append(Evidence(kernel, f"/proc/{process.pid}/stack", host=rank.host, rank=rank.number))
+                proof.append(rank.evidence(kernel, f"/proc/{process.pid}/stack"))
             what = reading.main.file or reading.main.waits_in or "something that may not be read"
             kind = f" ({reading.main.file_system})" if reading.main.file_system else ""
             yield finding(
@@ -167,10 +163,7 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _of_the_waiting(job: RunningJob) -> list[Evidence]:
-    first = next((rank for rank in job.waiting if rank.now.frame), None)
-    if first is None:
-        return []
-    return [place_of(first)]
+    return [place_of(rank) for rank in job.waiting if rank.now.frame][:1]
 
 
 @fleet_rule("job", "app.collective-mismatch")
@@ -200,8 +193,8 @@ def different_collectives(fleet: Fleet) -> Iterator[Finding]:
             f"{ranks_of(few_ranks)} wait{'s' * (len(few_ranks) == 1)} in {_calls(dict(odd), common)}, "
             f"{ranks_of(most)} in {_calls({common: most}, odd[0][0])}",
             [
-                *(Evidence(rank.now.frame + (f" < {rank.now.user}" if rank.now.user else ""), "py-spy dump",
-                           host=rank.host, rank=rank.number) for ranks in called.values() for rank in ranks[:QUOTED]),
+                *(rank.evidence(rank.now.frame + (f" < {rank.now.user}" if rank.now.user else ""), "py-spy dump")
+                  for ranks in called.values() for rank in ranks[:QUOTED]),
                 *silence(job),
             ],
             confidence=(certain if job.stands else 0.6) if len(odd) == 1 else 0.4,

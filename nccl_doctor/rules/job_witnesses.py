@@ -12,19 +12,10 @@ from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule
-from nccl_doctor.rules.job_words import (
-    KILLED,
-    QUOTED,
-    WAITING,
-    logged,
-    look,
-)
-from nccl_doctor.rules.ranks import (
-    RunningJob,
-    jobs_of,
-    ras_reports,
-)
+from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
+from nccl_doctor.rules.job_words import KILLED, QUOTED, WAITING, logged, look
+from nccl_doctor.rules.ranks import RunningJob
+from nccl_doctor.rules.running_jobs import jobs_of, ras_reports
 from nccl_doctor.rules.units import size
 
 SWAPPED_PAGES = 1000  # of 4 KiB, in and out between the looks
@@ -35,9 +26,12 @@ def stacks(fleet: Fleet) -> Iterator[Finding]:
     """The Python stacks of all ranks could be taken, and NVML said what their GPUs do."""
     facts = fleet.every(Job)
     with_gpus = {name for name, fact in facts.items() if any("gpu" in process.devices for process in fact.processes)}
-    for known in fleet.hosts:
-        if known.name in with_gpus and not known.want(GpuFact):
-            fleet.lack("what the GPUs do", _why_not(known), known.name)
+    for host in fleet.hosts:
+        try:
+            if host.name in with_gpus:
+                host.need(GpuFact)
+        except MissingFact as gap:
+            fleet.lack("what the GPUs do", gap.why, host.name)
     for job in jobs_of(fleet):
         if len(job.hosts) > 1 and any(rank.process.spawned for rank in job.ranks.values()):
             fleet.lack("the ranks' own numbers", "mp.spawn counts on each host: here in the order of hosts", *job.hosts)
@@ -45,15 +39,12 @@ def stacks(fleet: Fleet) -> Iterator[Finding]:
             taken = rank.process.stacks[-1] if rank.process.stacks else None
             if taken and taken.outcome != "ok" and rank.now.kind != "ended":
                 fleet.lack(f"the Python stack of {rank.label}", f"{taken.outcome}: {taken.detail}", rank.host)
-    for host, fact in facts.items():
+    for name, fact in facts.items():
         if fact.no_stacks:
-            fleet.lack("Python stacks", fact.no_stacks, host)
+            fleet.lack("Python stacks", fact.no_stacks, name)
         if fact.refused.count:
-            fleet.lack(
-                f"{fact.refused.count} Python processes of other users",
-                "not-permitted: only root may read their variables",
-                host,
-            )
+            others = f"{fact.refused.count} Python processes of other users"
+            fleet.lack(others, "not-permitted: only root may read their variables", name)
     yield from ()
 
 
@@ -171,11 +162,3 @@ def kernel_log(fleet: Fleet) -> Iterator[Finding]:
                         hosts=(host.name,),
                         fixes=(Fix("judge them", f"nccl-doctor check -H {host.name} --stage gpu,system"),),
                     )
-
-
-def _why_not(host: Host) -> str:
-    try:
-        host.need(GpuFact)
-    except MissingFact as gap:
-        return gap.why
-    return ""

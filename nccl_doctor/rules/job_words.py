@@ -9,16 +9,14 @@ from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.job import Process, Reading
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
+from nccl_doctor.rules.doing import main_frames
 from nccl_doctor.rules.engine import Host
-from nccl_doctor.rules.ranks import (
-    Link,
-    Rank,
-    RunningJob,
-)
+from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
 QUOTED = 3
+YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
 STACK = "py-spy dump --nonblocking --pid"
 
 
@@ -75,14 +73,12 @@ def state_of(process: Process) -> str:
 def proof_of(rank: Rank, process: Process | None = None) -> list[Evidence]:
     """What was read of a rank (or of one of its children): its state, then its stack."""
     process = process or rank.process
-    proof = [Evidence(state_of(process), f"/proc/{process.pid}", host=rank.host, rank=rank.number)]
-    stack = process.stacks[-1] if process.stacks else None
-    if stack and stack.threads and stack.threads[0].frames:
-        frames = stack.threads[0].frames
-        told = " < ".join(str(frame) for frame in frames[:4]) + (" < ..." if len(frames) > 4 else "")
-        proof.append(Evidence(told, "py-spy dump", host=rank.host, rank=rank.number))
+    proof = [rank.evidence(state_of(process), f"/proc/{process.pid}")]
+    if frames := main_frames(process):
+        told = " < ".join(map(str, frames[:4])) + (" < ..." if len(frames) > 4 else "")
+        proof.append(rank.evidence(told, "py-spy dump"))
     if rank.gpus and process is rank.process:
-        proof.append(Evidence("; ".join(rank.gpus), "NVML", host=rank.host, rank=rank.number))
+        proof.append(rank.evidence("; ".join(rank.gpus), "NVML"))
     return proof
 
 
@@ -108,7 +104,7 @@ def place_of(rank: Rank) -> Evidence:
     """Where a rank is, and how that is known."""
     source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
     gpus = f" [{'; '.join(rank.gpus)}]" if rank.gpus else ""
-    return Evidence(rank.now.frame + gpus, source, host=rank.host, rank=rank.number)
+    return rank.evidence(rank.now.frame + gpus, source)
 
 
 def quoted(link: Link) -> Evidence:
@@ -123,7 +119,7 @@ def quoted(link: Link) -> Evidence:
         words.append(f"{size(connection.unread_bytes)} not read")
     if connection.received_ago_ms is not None and connection.received_bytes:
         words.append(f"last heard {duration(connection.received_ago_ms / 1000)} ago")
-    return Evidence(", ".join(words), "tcp_info", host=link.rank.host, rank=link.rank.number)
+    return link.rank.evidence(", ".join(words), "tcp_info")
 
 
 KILLED = ("Out of memory", "oom-kill", "Killed process")

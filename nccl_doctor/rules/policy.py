@@ -21,7 +21,8 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
 from nccl_doctor.inventory import InventoryError, from_list
 from nccl_doctor.rules import engine, reach, requirements, thresholds
-from nccl_doctor.rules.judge import Report, anything, folded_and_sorted, verdict_of
+from nccl_doctor.rules.consequences import folded_and_sorted
+from nccl_doctor.rules.judge import Report, anything, verdict_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -103,10 +103,7 @@ _WAYS = {
         "ssh {login} true | head -c 300",
     ),
     ReachOutcome.TRANSPORT_FAILED: _Way(
-        "host.transport-failed",
-        "the transport's command failed",
-        "run it by hand and read its error",
-        "",
+        "host.transport-failed", "the transport's command failed", "run it by hand and read its error", ""
     ),
     ReachOutcome.NOT_TRIED: _Way(
         "host.not-tried",

@@ -19,9 +19,9 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.collective_failures import ranks_of
 from nccl_doctor.rules.collective_rates import bus_bandwidths, rate
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.rank_ends import ranks_of
 from nccl_doctor.rules.software_drift import drift_table, subjects
 from nccl_doctor.rules.system import limits_of_cgroup, usable_memory
 from nccl_doctor.rules.units import BINARY

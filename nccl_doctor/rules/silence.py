@@ -11,7 +11,8 @@ from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.hang import Hang, examine
-from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between, jobs_of
+from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between
+from nccl_doctor.rules.running_jobs import jobs_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
 WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats

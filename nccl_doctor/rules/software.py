@@ -14,6 +14,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Driver, NcclCopy, Software, Torch
 from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, Quote, SkipRule, host_rule
+from nccl_doctor.rules.nvidia import NO_GPU
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -43,7 +44,7 @@ def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
     if software.torch is None:
         raise SkipRule("no torch in this Python")
     if not software.has_gpu:
-        raise SkipRule("no NVIDIA GPU on this host")
+        raise SkipRule(NO_GPU)
     torch = software.torch
     if torch.cuda:
         return
@@ -82,7 +83,7 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     software = host.need(Software)
     if not software.has_gpu:
-        raise SkipRule("no NVIDIA GPU on this host")
+        raise SkipRule(NO_GPU)
     found = software.driver
     if "gpu" in plan.stages:
         # that stage asks the driver itself, and names one that is not loaded or does not match its libraries
@@ -97,10 +98,7 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
             f"{_gpus(software)} on the PCI bus, but no NVIDIA driver is loaded",
             (f"GPUs at {', '.join(found.pci_gpus[:8])}; no /proc/driver/nvidia/version", "PCI bus"),
             Fix("try to load it, and see why it does not", "sudo modprobe nvidia; sudo dmesg | tail -n 20"),
-            Fix(
-                "after a kernel upgrade: build it for this kernel",
-                "sudo dkms autoinstall && sudo modprobe nvidia",
-            ),
+            Fix("after a kernel upgrade: build it for this kernel", "sudo dkms autoinstall && sudo modprobe nvidia"),
             explains=("collectives",),
         )
         return
@@ -280,10 +278,7 @@ def network_plugin(host: Host, plan: Plan) -> Iterator[Finding]:
                 "net.plugin.missing",
                 Severity.FAIL,
                 f"NCCL_NET_PLUGIN={value}, but no such plugin is found: NCCL falls back to its own transports",
-                [
-                    (f"NCCL_NET_PLUGIN={value}", "environment"),
-                    (f"found: {found}", "LD_LIBRARY_PATH, ld.so.cache"),
-                ],
+                [(f"NCCL_NET_PLUGIN={value}", "environment"), (f"found: {found}", "LD_LIBRARY_PATH, ld.so.cache")],
                 Fix("find it on this host", f"ldconfig -p | grep libnccl-net; find / -xdev -name {pattern}"),
                 Fix("then add its directory to LD_LIBRARY_PATH, or install the plugin as on the other hosts"),
                 explains=("collectives",),

@@ -9,6 +9,7 @@ from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import Cgroup, GpuProcess, System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.nvidia import NO_GPU
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size
 
@@ -113,7 +114,7 @@ def cpus(host: Host, plan: Plan) -> Iterator[Finding]:
     system = host.need(System)
     gpus = gpu_count(host)
     if not gpus:
-        raise SkipRule("no NVIDIA GPU on this host")
+        raise SkipRule(NO_GPU)
     if system.usable_cpus < gpus * value("cpu.per-gpu.warn"):
         allowed = f"affinity allows {system.processors.allowed} of {system.processors.count} CPUs"
         yield host.finding(

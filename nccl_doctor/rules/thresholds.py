@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.facts.files import read_yaml
+
 FILE = Path(__file__).parent / "thresholds.yaml"
 
 
@@ -32,29 +34,25 @@ class ThresholdError(ValueError):
 Overrides = Mapping[str, Threshold]
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
-    """The rows of one file as plain data, by id; ``ThresholdError`` names the file and the place."""
+def _given(file: Path) -> dict[str, Any]:
+    """The rows of a user's file as plain data, by id; ``ThresholdError`` names the file and the place."""
     import yaml
 
     try:
-        raw: Any = yaml.safe_load(text)
+        text = file.read_text(encoding="utf-8")
+        node, raw = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
-        raise ThresholdError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+        raise ThresholdError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw or {}, dict):
-        raise ThresholdError(f"{name}: expected lines of `id: number`")
-    return {str(id): row for id, row in (raw or {}).items()}
-
-
-def _refuse_twins(text: str, name: str) -> None:
-    """Of two rows with one id YAML silently takes the last."""
-    import yaml
-
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+        raise ThresholdError(f"{file}: expected lines of `id: number`")
     seen: set[str] = set()
-    for key, _ in node.value if node else ():
-        if key.value in seen:
-            raise ThresholdError(f"{name}: line {key.start_mark.line + 1}: {key.value!r} stands there twice")
+    for key, _ in node.value if node and raw else ():
+        if key.value in seen:  # YAML silently takes the last
+            raise ThresholdError(f"{file}: line {key.start_mark.line + 1}: {key.value!r} stands there twice")
         seen.add(key.value)
+    return {str(id): row for id, row in (raw or {}).items()}
 
 
 def _row(id: str, row: Any, name: str) -> Threshold:
@@ -76,17 +74,12 @@ def _row(id: str, row: Any, name: str) -> Threshold:
 @functools.cache
 def defaults() -> dict[str, Threshold]:
     """The rows that come with nccl-doctor."""
-    return msgspec.convert(parse(FILE.read_text(encoding="utf-8"), FILE.name), dict[str, Threshold])
+    return msgspec.convert(read_yaml(FILE), dict[str, Threshold])
 
 
 def load(file: Path, rows: Overrides | None = None) -> dict[str, Threshold]:
     """The rows (None: the default ones) with those of ``file`` in their place; an id that no rule knows is an error."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        given = parse(text, str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    _refuse_twins(text, str(file))
+    given = _given(file)
     for id in sorted(set(given) - set(defaults())):
         near = difflib.get_close_matches(id, list(defaults()), n=1)
         known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(defaults()))}"

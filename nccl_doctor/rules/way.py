@@ -136,11 +136,7 @@ def _neighbour(host: str, links: Links, link: Link, macs: Mapping[tuple[str, str
             ),
             places=(Place(host, nic=entry.interface, peer=owner),),
             fixes=(
-                Fix(
-                    "forget the entry",
-                    f"sudo ip neigh del {entry.address} dev {entry.interface}",
-                    host,
-                ),
+                Fix("forget the entry", f"sudo ip neigh del {entry.address} dev {entry.interface}", host),
                 Fix(
                     "who answers for the address? more than one hardware address: it is in use twice",
                     f"sudo ndisc6 -m {entry.address} {entry.interface}"

@@ -94,3 +94,10 @@ class Builder:
             for name in sorted(self.probes)
         )
         return Bundle(1, "test", "2026-01-01T00:00:00+00:00", Plan(self.stages, master=min(self.probes)), hosts)
+
+
+def loopback(host: str) -> Builder:
+    """A fleet in which this host's own name is a loopback address."""
+    builder = Builder()
+    builder.probes[host]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {host}", "line": 2}
+    return builder

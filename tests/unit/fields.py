@@ -252,7 +252,7 @@ class Fleet:
         derived: dict[Any, Any] = {}
         results = {}
         for rule in self.asked[probe]:
-            where = tuple(new.values()) if rule.per_host else hosts
+            where = hosts if rule.compares else tuple(new.values())
             (results[rule.name],) = engine.run(self.bundle, (rule,), where, derived)
         return results
 

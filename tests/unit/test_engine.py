@@ -30,7 +30,7 @@ def low_disk(host: engine.Host, plan: Plan) -> Iterator[Finding]:
         yield finding("sys.disk-full", Severity.FAIL, "full", Evidence(f"{disk.free_bytes} B"), hosts=(host.name,))
 
 
-RULE = engine.Rule("test.low_disk", "system", ("sys.disk-full",), "Low disk.", per_host=low_disk)
+RULE = engine.Rule("test.low_disk", "system", ("sys.disk-full",), "Low disk.", judge=low_disk)
 
 
 def ok(free: int) -> ProbeResult:
@@ -62,7 +62,7 @@ def test_a_fleet_rule_that_lacks_a_fact_passes_nobody() -> None:
         raise engine.MissingFact("links", "not collected")
         yield
 
-    rule = engine.Rule("test.lacking", "ports", (), "Lacking.", per_fleet=lacking)
+    rule = engine.Rule("test.lacking", "ports", (), "Lacking.", judge=lacking, compares=True)
     (result,) = engine.run(bundle(a=ok(5), b=ok(5)), (rule,))
     assert not result.passed and [(gap.what, gap.hosts) for gap in result.unknown] == [("links", ("a", "b"))]
 
@@ -72,7 +72,7 @@ def test_a_raising_rule_is_a_finding_and_unknown_not_a_pass() -> None:
         raise ZeroDivisionError("oops")
         yield
 
-    rule = engine.Rule("test.broken", "system", (), "Broken.", per_host=broken)
+    rule = engine.Rule("test.broken", "system", (), "Broken.", judge=broken)
     first, second = engine.run(bundle(a=ok(5)), (rule, RULE))
     assert first.findings[0].id == "internal-error" and not first.passed and first.unknown
     assert second.findings[0].id == "sys.disk-full"
@@ -89,8 +89,8 @@ def test_what_a_rule_told_before_it_met_a_gap_is_kept(stop: Exception) -> None:
         raise stop
 
     for rule in (
-        engine.Rule("test.host", "system", (), "One.", per_host=per_host),
-        engine.Rule("test.fleet", "system", (), "All.", per_fleet=per_fleet),
+        engine.Rule("test.host", "system", (), "One.", judge=per_host),
+        engine.Rule("test.fleet", "system", (), "All.", judge=per_fleet, compares=True),
     ):
         (result,) = engine.run(bundle(a=ok(5), b=ok(50)), (rule,))
         assert [item.hosts for item in result.findings if item.id == "sys.disk-full"] == [("a",)]

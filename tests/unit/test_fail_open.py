@@ -56,7 +56,7 @@ ELSEWHERE = {
 # (field, rule) -> why the rule may pass without it.
 NOTHING = {
     ("gpu: system", "gpu_fleet.equal_settings"): "what no host tells is not compared",
-    ("interfaces: environment", "interface_settings.gloo_setting"): "nothing is set then",
+    ("interfaces: environment", "interface_settings.gloo_names"): "nothing is set then",
     ("interfaces: environment", "interface_settings.interface_setting"): "nothing is set then",
     ("interfaces: environment", "interface_settings.interface_syntax"): "nothing is set then",
     ("software: torch", "software.cuda_build"): "no torch is skipped, and told",
@@ -68,19 +68,14 @@ NOTHING = {
         (f"gpu: {field}", "gpu_fabric.fabric"): "each GPU's registration tells whether the manager fits the driver"
         for field in ("fabric_manager", "fabric_manager.version", "system", "system.driver")
     },
-    ("gpu: gpus.*.fabric.degraded_bandwidth", "gpu_fabric.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.fabric.route_recovery", "gpu_fabric.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.fabric.access_timeout", "gpu_fabric.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.fabric.route_unhealthy", "gpu_fabric.fabric"): "older drivers have no health mask",
-    ("gpu: gpus.*.nvlinks.*.crc_data", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.crc_flit", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.integrity", "gpu_nvlink.nvlinks"): "older NVLinks have other counters; failures are filed",
-    (
-        "gpu: gpus.*.nvlinks.*.recovery_failed",
-        "gpu_nvlink.nvlinks",
-    ): "older NVLinks have other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.recovery", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
-    ("gpu: gpus.*.nvlinks.*.replay", "gpu_nvlink.nvlinks"): "NVLink 5 has other counters; failures are filed",
+    **{
+        (f"gpu: gpus.*.fabric.{field}", "gpu_fabric.fabric"): "older drivers have no health mask"
+        for field in ("degraded_bandwidth", "route_recovery", "access_timeout", "route_unhealthy")
+    },
+    **{
+        (f"gpu: gpus.*.nvlinks.*.{field}", "gpu_nvlink.nvlinks"): "NVLink 5 has others than before; failures are filed"
+        for field in ("crc_data", "crc_flit", "recovery", "replay", "integrity", "recovery_failed")
+    },
     ("gpu: gpus.*.temperature_memory_max_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
     ("gpu: gpus.*.temperature_slowdown_c", "gpu_health.throttling"): "the limit of thresholds.yaml stands in",
     ("gpu: module_flavor", "gpu_fleet.equal_settings"): "what no host tells (WSL) is not compared",
@@ -92,7 +87,7 @@ NOTHING = {
         "infiniband_fleet.equal_rails",
     ): "only some devices have one; alike on all hosts",
     ("interfaces: devices.*.losses", "interface_links.links_stay_up"): "kernels before 4.16 do not count them",
-    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_setting"): "it is not set then",
+    ("interfaces: environment.GLOO_SOCKET_IFNAME", "interface_settings.gloo_names"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_setting"): "it is not set then",
     ("interfaces: environment.NCCL_SOCKET_IFNAME", "interface_settings.interface_syntax"): "it is not set then",
     ("links: links.*.lost_back", "connectivity.packet_loss"): "the peer's own messages tell of this direction",

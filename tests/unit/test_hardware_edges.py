@@ -399,19 +399,13 @@ def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
     assert not one.findings and any(gap.what == "nvidia_peermem" and gap.hosts == ("gpu03",) for gap in one.unknown)
 
 
-@pytest.mark.parametrize("name", ["ibv_devinfo"])
-@pytest.mark.parametrize(
-    ("outcome", "text", "wanted", "gap"),
-    [
-        ("tool-missing", "", set(), False),
-        ("ok", "", {"ib.device-not-found.no-provider"}, False),
-        ("timed-out", "", set(), True),
-    ],
-)
-def test_the_verbs_library(name: str, outcome: str, text: str, wanted: set[str], gap: bool, healthy: Facts) -> None:
-    seen = report_on(of_host(healthy, "infiniband", witnesses={name: {"outcome": outcome, "detail": "", "text": text}}))
-    assert {item.id for item in seen.findings} == wanted
-    assert any(name in item.what for item in seen.unknown) == (gap or outcome == "ok")
+@pytest.mark.parametrize("outcome", ["tool-missing", "ok", "timed-out"])
+def test_the_verbs_library(outcome: str, healthy: Facts) -> None:
+    """What it says when it lists nothing, and whether what it says is known at all."""
+    tool = {"outcome": outcome, "detail": "", "text": ""}
+    seen = report_on(of_host(healthy, "infiniband", witnesses={"ibv_devinfo": tool}))
+    assert [item.id for item in seen.findings] == ["ib.device-not-found.no-provider"] * (outcome == "ok")
+    assert any("ibv_devinfo" in item.what for item in seen.unknown) == (outcome != "tool-missing")
 
 
 def test_hca_filter_of_the_job(healthy: Facts) -> None:

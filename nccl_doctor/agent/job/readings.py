@@ -3,9 +3,9 @@
 import os
 from typing import Any, Dict, Optional
 
+from nccl_doctor.agent.filesystems import mount_of, mounts
 from nccl_doctor.agent.job import connections, stacks
 from nccl_doctor.agent.job.processes import link, stat_fields
-from nccl_doctor.agent.probes.system import mount_of, mounts
 from nccl_doctor.agent.probing import first_line, listed, read_text
 from nccl_doctor.agent.redaction import redact_text
 

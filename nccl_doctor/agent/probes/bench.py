@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory, sockets
-from nccl_doctor.agent.probes.gpu import DISPLAYS, pci_devices
+from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
 from nccl_doctor.agent.probes.listening import bound
 from nccl_doctor.agent.probing import probe, run_command
 
@@ -103,7 +103,7 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
     result = run_command(asked, limit_s=10.0)
     if result.outcome == "ok":
         return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
-    there = probing.listed("/proc/driver/nvidia/gpus") or pci_devices(DISPLAYS)
+    there = probing.listed("/proc/driver/nvidia/gpus") or nvidia_devices(DISPLAYS)
     if result.outcome == "tool-missing" or not there:
         return [], ""
     return [], "%s: %s" % (" ".join(asked), result.detail or result.outcome)

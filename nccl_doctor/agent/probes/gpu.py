@@ -1,26 +1,15 @@
 """GPUs: NVML's answers, and three witnesses beside it: nvidia-smi, the driver's /proc tree, and the PCI bus."""
 
 import os
-import re
 import stat
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent import isolated, nvml
-from nccl_doctor.agent.probes import system
-from nccl_doctor.agent.probing import (
-    ProbeTrouble,
-    first_line,
-    listed,
-    path,
-    pci_function,
-    probe,
-    read_text,
-    run_command,
-)
+from nccl_doctor.agent.containers import in_container
+from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, nvidia_devices
+from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, readable, run_command
 
-NVIDIA = "0x10de"
-DISPLAYS = ("0x0300", "0x0302")  # PCI classes of GPUs: display controller, 3D controller
 # Without persistence mode the driver starts each of eight GPUs anew: on Azure's ND A100 v4 in more than 25 s (AgentBaker 2829).
 NVML_LIMIT_S = 42.0
 NVML_START_S = 36.0  # for nvmlInit
@@ -84,8 +73,8 @@ def _pynvml() -> Any:
 def _witnesses() -> Dict[str, Any]:
     """What can be read without asking the driver to do anything: this part cannot hang."""
     return {
-        "pci_gpus": pci_devices(DISPLAYS),
-        "nvswitches": len(pci_devices(("0x0680",))),
+        "pci_gpus": nvidia_devices(DISPLAYS),
+        "nvswitches": len(nvidia_devices(BRIDGES)),
         "proc_gpus": _proc_gpus(),
         "module_version": first_line("/sys/module/nvidia/version"),
         "module_flavor": _module_flavor(),
@@ -105,43 +94,6 @@ def _any_sign(data: Dict[str, Any]) -> bool:
     return bool(
         data["pci_gpus"] or data["proc_gpus"] or data["module_version"] or data["device_nodes"] or data["libraries"]
     )
-
-
-def pci_devices(classes: Tuple[str, ...]) -> List[Dict[str, Any]]:
-    """NVIDIA's PCI functions whose class begins with one of ``classes``, with link and NUMA node, by address."""
-    found = []
-    for address in listed("/sys/bus/pci/devices"):
-        base = "/sys/bus/pci/devices/" + address
-        if first_line(base + "/vendor") != NVIDIA:
-            continue
-        kind = first_line(base + "/class") or ""
-        if not kind.startswith(classes):
-            continue
-        found.append(
-            {
-                **pci_function(address),
-                "class": kind,
-                "driver": _link_name(base + "/driver"),
-                "slot": slot_of(address),
-            }
-        )
-    return found
-
-
-def _link_name(absolute: str) -> Optional[str]:
-    try:
-        return os.path.basename(os.readlink(path(absolute)))
-    except OSError:
-        return None
-
-
-def slot_of(address: str) -> Optional[str]:
-    """The name of the physical slot that holds this address, where the platform names its slots."""
-    stem = address.rsplit(".", 1)[0]
-    for name in listed("/sys/bus/pci/slots"):
-        if first_line("/sys/bus/pci/slots/%s/address" % name) == stem:
-            return name
-    return None
 
 
 def _proc_gpus() -> List[Dict[str, str]]:
@@ -182,38 +134,6 @@ def _libraries() -> List[str]:
         if place and os.path.exists(os.path.join(place, "libnvidia-ml.so.1")):
             found.append(place)
     return found
-
-
-GVISOR = "gVisor"
-_GVISOR_VERSION = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"  # what every gVisor says of its kernel
-_CONTAINER_WORDS = re.compile(r"docker|kubepods|libpod|lxc|containerd|containers/storage|enroot|apptainer|singularity")
-_INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shepherd", "finit", "busybox")
-
-
-def in_container() -> Optional[str]:
-    """The sign by which this process runs in a container, or None. ``pid 1 is ...`` is a weak sign, the others sure."""
-    if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
-        return GVISOR
-    for absolute in ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"):
-        if os.path.exists(path(absolute)):
-            return absolute
-    for name in (*system.CONTAINER_VARIABLES, "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
-        if os.environ.get(name):
-            return "$" + name
-    if _CONTAINER_WORDS.search(_readable("/proc/1/cgroup")):
-        return "/proc/1/cgroup"
-    mounts = [line for line in _readable("/proc/self/mountinfo").splitlines() if line.split()[4:5] == ["/"]]
-    if any(_CONTAINER_WORDS.search(line) for line in mounts):
-        return "/proc/self/mountinfo"
-    first = first_line("/proc/1/comm")
-    return "pid 1 is %s" % first if first and first not in _INITS else None
-
-
-def _readable(absolute: str) -> str:
-    try:
-        return read_text(absolute) or ""
-    except PermissionError:
-        return ""
 
 
 def _fabric_manager() -> Dict[str, Any]:
@@ -270,7 +190,7 @@ def _name_processes(gpus: List[Dict[str, Any]]) -> None:
             process["name"] = first_line("/proc/%d/comm" % process["pid"])
             owner = [
                 line.split()[1]
-                for line in _readable("/proc/%d/status" % process["pid"]).splitlines()
+                for line in readable("/proc/%d/status" % process["pid"]).splitlines()
                 if line.startswith("Uid:")
             ]
             process["uid"] = int(owner[0]) if owner and owner[0].isdecimal() else None

@@ -6,9 +6,8 @@ import resource
 import time
 from typing import Any, Dict, List, Optional
 
-from nccl_doctor.agent.probes.gpu import slot_of
+from nccl_doctor.agent.pci import pci_path, slot_of
 from nccl_doctor.agent.probes.interfaces import routes
-from nccl_doctor.agent.probes.topology import pci_path
 from nccl_doctor.agent.probing import first_line, in_parallel, listed, path, probe, run_command, uptime, whole_number
 
 GID_LIMIT = 256

@@ -5,7 +5,8 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.probing import ROOT, first_line, listed, path, pci_function, probe, read_text, run_command
+from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, NVIDIA, pci_function, pci_path
+from nccl_doctor.agent.probing import first_line, listed, path, probe, read_text, run_command
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -50,15 +51,6 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
     return data
 
 
-def pci_path(absolute: str) -> List[str]:
-    """The PCI addresses from the root complex down to a device, as sysfs nests them (``pci0000:15`` first)."""
-    real = os.path.realpath(path(absolute))
-    root = os.path.realpath(ROOT) if ROOT else ""
-    parts = real[len(root) :].split("/")
-    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), len(parts))
-    return [part for part in parts[start:] if part.startswith("pci") or part.count(":") == 2]
-
-
 def _verbs_names() -> Dict[str, List[str]]:
     """PCI address -> names of its RDMA devices."""
     names: Dict[str, List[str]] = {}
@@ -69,9 +61,9 @@ def _verbs_names() -> Dict[str, List[str]]:
 
 
 def _kind(vendor: Optional[str], kind: str, address: str, verbs: Dict[str, List[str]]) -> Optional[str]:
-    if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+    if vendor == NVIDIA and kind.startswith(DISPLAYS):
         return "gpu"
-    if vendor == "0x10de" and kind.startswith("0x0680"):
+    if vendor == NVIDIA and kind.startswith(BRIDGES):
         return "nvswitch"
     if address in verbs or (vendor == "0x15b3" and kind.startswith("0x02")):
         return "nic"

@@ -56,8 +56,10 @@ def _parsed(text: str, lines: list[str], file: str) -> list[Assignment]:
     """What a YAML text sets, in line order. ``lines`` are quoted: those of the file as it stands."""
     found: list[Assignment] = []
     for document in yaml.compose_all(text, Loader=_LOADER):
-        if document is not None:  # a set for each: the nodes of the document before are gone, and their ids used again
-            _walk(document, file, lines, set(), found, 0)
+        if document is not None:  # a reader for each: the nodes of the document before are gone, their ids used again
+            reader = _Reader(file, lines)
+            reader.walk(document)
+            found += reader.found
     return sorted(found, key=lambda item: item.line or 0)
 
 
@@ -93,97 +95,108 @@ def _deep(text: str) -> bool:
     return False
 
 
-def _walk(node: Any, file: str, lines: list[str], seen: set[int], found: list[Assignment], depth: int) -> None:
-    if id(node) in seen or depth > _MAX_DEPTH:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        _mapping(node, file, lines, found)
+class _Reader:
+    """Reads one document: collects what it sets, and follows each node once."""
+
+    def __init__(self, file: str, lines: list[str]) -> None:
+        self.file, self.lines = file, lines
+        self.found: list[Assignment] = []
+        self._seen: set[int] = set()
+
+    def walk(self, node: Any, depth: int = 0) -> None:
+        """This node and all below it."""
+        if id(node) in self._seen or depth > _MAX_DEPTH:
+            return
+        self._seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            self._mapping(node)
+            for key, value in node.value:
+                if isinstance(value, yaml.ScalarNode):
+                    self._scalar(value, key.value if isinstance(key, yaml.ScalarNode) else "")
+                else:
+                    self.walk(value, depth + 1)
+        elif isinstance(node, yaml.SequenceNode):
+            self._sequence(node)
+            for item in node.value:
+                self.walk(item, depth + 1)
+
+    def _add(self, name: str, value: Any, scope: int, kubernetes: bool) -> None:
+        if not is_ours(name):
+            return
+        line = value.start_mark.line + 1
+        text = value.value if isinstance(value, yaml.ScalarNode) else None
+        not_text = _type(value) if isinstance(value, yaml.ScalarNode) else ""
+        if not_text == "null":
+            if not kubernetes:
+                return  # not set here: compose passes on what the shell has, Hydra and NeMo set nothing
+            text, not_text = "", ""
+        if not kubernetes and not_text in ("integer", "float"):
+            not_text = ""  # compose and Hydra turn numbers into text; a boolean would arrive as "True"
+        if text is not None and ("$" in text or "{{" in text):
+            text = shell.value_of(text) if text.startswith("${") else None
+        self._set(name, text, line, scope, not_text)
+
+    def _set(self, name: str, text: str | None, line: int, scope: int, not_text: str = "") -> None:
+        quoted = self.lines[line - 1].strip()
+        place = f"{self.file}#{scope}"
+        self.found.append(Assignment(name, text, self.file, line, How.YAML, quoted, place, not_text=not_text))
+
+    def _mapping(self, node: Any) -> None:
+        scope = node.start_mark.line + 1
         for key, value in node.value:
-            if isinstance(value, yaml.ScalarNode):
-                _scalar(value, file, lines, found, key.value if isinstance(key, yaml.ScalarNode) else "")
-            else:
-                _walk(value, file, lines, seen, found, depth + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        _sequence(node, file, lines, found)
+            if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode) and key.value.isidentifier():
+                self._add(key.value, value, scope, kubernetes=False)
+
+    def _sequence(self, node: Any) -> None:
+        """``- name: X`` / ``value: y`` pairs, ``- X=y`` strings, and command lines given as lists."""
+        scope = node.start_mark.line + 1
         for item in node.value:
-            _walk(item, file, lines, seen, found, depth + 1)
+            if isinstance(item, yaml.MappingNode):
+                fields = {key.value: value for key, value in item.value if isinstance(key, yaml.ScalarNode)}
+                name = fields.get("name")
+                if "value" in fields and isinstance(name, yaml.ScalarNode):
+                    self._add(name.value, fields["value"], scope, kubernetes=True)
+            elif isinstance(item, yaml.ScalarNode) and INTEREST.search(item.value):
+                pair = _PAIR.match(item.value)
+                if pair and is_ours(pair[1]) and " " not in pair[2]:
+                    value = shell.value_of(pair[2]) if "$" in pair[2] else pair[2]
+                    self._set(pair[1], value, item.start_mark.line + 1, scope)
+                else:
+                    self._script(item, f"{self.file}#{scope}")
+
+    def _scalar(self, node: Any, key: str) -> None:
+        """A text that is itself a script or a configuration file (a ConfigMap's nccl.conf, a command block)."""
+        if not INTEREST.search(node.value) or not re.search(r"[\s;=]", node.value):
+            return
+        first = _first_line(node)
+        if key.endswith("nccl.conf"):
+            self.found += conf.read(node.value, f"{self.file}#{key}", "", self.file, first)
+        elif key.endswith((".env", ".yaml", ".yml")):
+            inside = env_file.read if key.endswith(".env") else read
+            with contextlib.suppress(BadYaml):
+                for item in inside(node.value, self.file):
+                    line = first + (item.line or 1) - 1
+                    self.found.append(msgspec.structs.replace(item, line=line, scope=f"{item.scope}#{first}"))
+        elif not re.match(r"[A-Za-z][A-Za-z0-9 ,]*\Z", node.value.replace("_", "")):
+            self._script(node, f"{self.file}#{first}")
+
+    def _script(self, node: Any, scope: str) -> None:
+        if re.search(r"(?m)(?:^|[\s;&|])[A-Z0-9_]+=", node.value) or "-x" in node.value or "export" in node.value:
+            first = _first_line(node)
+            items = shell.read(node.value, self.file, first, scope)
+            # Only a literal block keeps its lines; any other text of several lines has become one.
+            literal = node.style == "|"
+            self.found += items if literal else _at_their_lines(items, self.lines, first, node.end_mark.line + 1)
 
 
-def _add(name: str, value: Any, file: str, lines: list[str], scope: int, kubernetes: bool) -> Iterator[Assignment]:
-    if not is_ours(name):
-        return
-    line = value.start_mark.line + 1
-    text = value.value if isinstance(value, yaml.ScalarNode) else None
-    not_text = _type(value) if isinstance(value, yaml.ScalarNode) else ""
-    if not_text == "null":
-        if not kubernetes:
-            return  # not set here: compose passes on what the shell has, Hydra and NeMo set nothing
-        text, not_text = "", ""
-    if not kubernetes and not_text in ("integer", "float"):
-        not_text = ""  # compose and Hydra turn numbers into text; a boolean would arrive as "True"
-    if text is not None and ("$" in text or "{{" in text):
-        text = shell.value_of(text) if text.startswith("${") else None
-    yield Assignment(name, text, file, line, How.YAML, lines[line - 1].strip(), f"{file}#{scope}", not_text=not_text)
+def _first_line(node: Any) -> int:
+    """The line of the file on which a text begins: a block's begins below its mark."""
+    return int(node.start_mark.line) + (2 if node.style in ("|", ">") else 1)
 
 
 def _type(node: Any) -> str:
     tag = node.tag.rsplit(":", 1)[-1]
     return {"int": "integer", "bool": "boolean", "float": "float", "null": "null"}.get(tag, "")
-
-
-def _mapping(node: Any, file: str, lines: list[str], found: list[Assignment]) -> None:
-    scope = node.start_mark.line + 1
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode) and key.value.isidentifier():
-            found += _add(key.value, value, file, lines, scope, kubernetes=False)
-
-
-def _sequence(node: Any, file: str, lines: list[str], found: list[Assignment]) -> None:
-    """``- name: X`` / ``value: y`` pairs, ``- X=y`` strings, and command lines given as lists."""
-    scope = node.start_mark.line + 1
-    for item in node.value:
-        if isinstance(item, yaml.MappingNode):
-            fields = {key.value: value for key, value in item.value if isinstance(key, yaml.ScalarNode)}
-            name = fields.get("name")
-            if "value" in fields and isinstance(name, yaml.ScalarNode):
-                found += _add(name.value, fields["value"], file, lines, scope, kubernetes=True)
-        elif isinstance(item, yaml.ScalarNode) and INTEREST.search(item.value):
-            pair = _PAIR.match(item.value)
-            line = item.start_mark.line + 1
-            if pair and is_ours(pair[1]) and not re.search(r"[\s;]", item.value.split("=", 1)[0]):
-                value = shell.value_of(pair[2]) if "$" in pair[2] else pair[2]
-                if " " not in pair[2]:
-                    text = lines[line - 1].strip()
-                    found.append(Assignment(pair[1], value, file, line, How.YAML, text, f"{file}#{scope}"))
-                    continue
-            _script(item, file, lines, found, f"{file}#{scope}")
-
-
-def _scalar(node: Any, file: str, lines: list[str], found: list[Assignment], key: str) -> None:
-    """A text that is itself a script or a configuration file (a ConfigMap's nccl.conf, a command block)."""
-    if not INTEREST.search(node.value) or not re.search(r"[\s;=]", node.value):
-        return
-    first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
-    if key.endswith("nccl.conf"):
-        found += conf.read(node.value, f"{file}#{key}", "", file, first)
-    elif key.endswith(".env"):
-        found += env_file.read(node.value, file)
-    elif key.endswith((".yaml", ".yml")):
-        with contextlib.suppress(BadYaml):
-            for item in read(node.value, file):
-                line = first + (item.line or 1) - 1
-                found.append(msgspec.structs.replace(item, line=line, scope=f"{item.scope}#{first}"))
-    elif not re.match(r"[A-Za-z][A-Za-z0-9 ,]*\Z", node.value.replace("_", "")):
-        _script(node, file, lines, found, f"{file}#{first}")
-
-
-def _script(node: Any, file: str, lines: list[str], found: list[Assignment], scope: str) -> None:
-    if re.search(r"(?m)(?:^|[\s;&|])[A-Z0-9_]+=", node.value) or "-x" in node.value or "export" in node.value:
-        first = node.start_mark.line + (2 if node.style in ("|", ">") else 1)
-        read_here = shell.read(node.value, file, first, scope)
-        # Only a literal block keeps its lines; any other text of several lines has become one.
-        found += read_here if node.style == "|" else _at_their_lines(read_here, lines, first, node.end_mark.line + 1)
 
 
 def _at_their_lines(items: list[Assignment], lines: list[str], first: int, last: int) -> Iterator[Assignment]:

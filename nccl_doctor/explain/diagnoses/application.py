@@ -153,7 +153,8 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
     """One rank waits in a work that another rank of the group has completed: their numbers do not mean the same call.
 
     No rank can complete a collective of all before every rank has entered it. So the calls were issued in another order,
-    or some were left out, before that. Point-to-point and rooted operations can complete on one side alone.
+    or some were left out, before that. Where no status line says what was completed, two that give up at the same time in
+    different calls under different numbers say it. Point-to-point and rooted operations can complete on one side alone.
     """
     for group, items in _groups(case).items():
         if "(" not in group and group != "0":  # older torch numbers groups per rank: the same number, other members
@@ -164,18 +165,33 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
         waiting.sort(key=lambda one: one.sequence or 0)
         for item in waiting[:1]:  # whoever completed the work of another has completed this one
             ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
+            told = bool(ahead)
+            ahead = ahead or [other for other in items if _in_a_later_call(other, item)]
             if not ahead:
                 continue
             lines = [hit for one in [item, *ahead] for hit in (one.hit, one.status_hit) if hit]
             yield Candidate(
                 "app.collective-mismatch",
-                0.78,
+                0.78 if told else 0.66,
                 f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
                 [*lines, *_telling(last_words(case, {item.rank, ahead[0].rank}))],
                 {item.rank},
                 final=True,
             )
             return
+
+
+def _in_a_later_call(other: Work, item: Work) -> bool:
+    """Whether a rank waits in a later and another call, and since the same time: of works that are late the watchdog tells
+    the first, so it has completed those before."""
+    here, there = (one.hit.seconds if one.hit else None for one in (item, other))
+    return (
+        here is not None
+        and there is not None
+        and abs(there - here) < _TOGETHER
+        and (other.sequence or 0) > (item.sequence or 0)
+        and (other.operation, _comparable(other)) != (item.operation, _comparable(item))
+    )
 
 
 _EPOCH_DONE = re.compile(

@@ -55,8 +55,9 @@ def _title(item: Traceback, ranks: set[int]) -> str:
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
     where = f" at {item.where}" if item.where else ""
     told = item.message
-    if told.endswith(":") and item.more:
-        told = f"{told} {prefix.parse(item.more[0].text).body.strip()}"
+    below = [hit for hit in item.more if hit.line > item.hit.line]
+    if below and (not told.strip() or told.endswith(":")):
+        told = f"{told} {prefix.parse(below[0].text).body.strip()}".strip()
     message = f": {shortened(told, 120)}" if told else ""
     return f"{who}raised {item.type}{message}{where}"
 

@@ -258,8 +258,9 @@ def _went_on_to(other: Hit | None, hit: Hit) -> bool:
 @diagnosis
 def only_the_code(case: Case) -> Iterable[Candidate]:
     """NCCL's result code is all that is left: it names a family of causes, and NCCL's own lines would tell which."""
-    told = [hit for hit in case.hits("nccl-warn") if not _SECONDARY.search(hit.text)]
-    if told or case.summary.proofs:
+    warned = case.hits("nccl-warn")
+    told = [hit for hit in warned if not _SECONDARY.search(hit.text)]
+    if case.summary.proofs or (told and not all("Proxy Call to rank" in hit.text for hit in warned)):
         return
     went_on = {
         _thread(hit): hit for hit in case.hits("channel-net", "channel-p2p", "channel-shm", "nccl-init-complete")
@@ -449,7 +450,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     yield Candidate("unrelated", other, title, hits, ranks)
 
 
-_OF_WATCHDOGS = ("watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
+_OF_WATCHDOGS = ("watchdog-status", "watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
 _WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 

@@ -40,6 +40,31 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
         )
 
 
+_OF_A_COLLECTIVE = re.compile(
+    r"all_?(?:reduce|gather|to_?all)|reduce|broadcast|bcast|gather|scatter|send|recv", re.IGNORECASE
+)
+
+
+@diagnosis
+def invalid_usage(case: Case) -> Iterable[Candidate]:
+    """NCCL refuses a call (ncclInvalidUsage), and its own line that says which use (NCCL_DEBUG=WARN) is not here. Where a
+    communicator is made it is mostly two ranks on one GPU. One that exists has a GPU for each rank: there it is a call
+    after an abort, in another group or capture, or one that other ranks do not make."""
+    made = [hit for hit in case.hits("nccl-init-complete") if hit.groups["nranks"] != "1"]
+    first: list[Hit] = []
+    after: list[Hit] = []
+    for hit in case.hits("nccl-invalid-usage"):
+        collective = _OF_A_COLLECTIVE.match(hit.groups.get("call", "").removeprefix("nccl"))
+        exists = any(None in (one.rank, hit.rank) or one.rank == hit.rank for one in made if case.after(hit, one))
+        (after if collective or exists else first).append(hit)
+    if first:
+        title = "NCCL refuses the call: mostly two ranks on one GPU"
+        yield Candidate("gpu.duplicate", 0.42, title, first, *speakers(first))
+    for nth, cause in enumerate(("app.pg-misuse", "app.collective-mismatch") if after and not first else ()):
+        title = "NCCL refuses a call on a communicator that exists"
+        yield Candidate(cause, 0.42 - 0.04 * nth, title, after, *speakers(after))
+
+
 @diagnosis
 def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     """All ranks of one node wait in the same collective, joined over P2P, and none ever completed one.
@@ -53,14 +78,14 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     stuck = {(item.sequence, item.operation) for item in waits}
     early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
     everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
-    if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
+    if len(stuck) == 1 and early and (everyone or case.has("smi-busy", "busy-and-watts")):
         hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
-        strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
+        strength = 0.82 if case.has("smi-busy", "busy-and-watts", "acs-redirect", "p2p-broken") else 0.68
         yield Candidate(
             "gpu.p2p",
             strength,
             "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
-            [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
+            [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]],
             final=True,
         )
 
@@ -399,8 +424,22 @@ def hung_task(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def kernel_crash_in_driver(case: Case) -> Iterable[Candidate]:
+    """The kernel crashed, and the instruction (RIP) is one of the GPU's driver."""
+    frames = [hit for hit in case.hits("driver-frame") if "RIP: " in hit.text]
+    near = [
+        hit
+        for hit in case.hits("node-died")
+        if any(frame.file == hit.file and 0 < frame.line - hit.line <= _STACK for frame in frames)
+    ]
+    if near:
+        title = "the kernel crashed in the GPU's driver: a bug of this release, or a GPU that answers wrongly"
+        yield Candidate("gpu.driver", 0.92, title, [near[0], frames[0], *near[1:3]], hosts=hosts_of(frames))
+
+
+@diagnosis
 def adapter_not_initialised(case: Case) -> Iterable[Candidate]:
-    """RmInitAdapter or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
+    """RmInitAdapter, amdgpu's init or the probe failed: the GPU does not answer, unless the driver says that it cannot use it as it is."""
     hits = case.hits("adapter-not-initialised")
     if hits and not case.has("driver-files-differ", "driver-refuses-gpu", "no-memory-region"):
         yield Candidate("gpu.fell-off-bus", 0.9, "a GPU does not start: it needs a reset", hits, *speakers(hits))

@@ -185,6 +185,31 @@ def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_driver_library(case: Case) -> Iterable[Candidate]:
+    """The kernel has RDMA devices, and libibverbs finds no library that drives them: rdma-core's providers are missing here."""
+    hits = [hit for hit in case.hits("libibverbs-driver") if "couldn't load driver" not in hit.text]
+    if hits and (none := case.hits("no-hca")):
+        title = "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here"
+        yield Candidate("ib.device-not-found", 0.86, title, [*hits, *none[:2]], *speakers(hits))
+
+
+@diagnosis
+def no_device_listed(case: Case) -> Iterable[Candidate]:
+    """ibv_devices printed its heading and no device below it."""
+    headings = case.hits("verbs-device-list")
+    rows = case.hits("verbs-device-list-rows")
+    if rows and not any(re.search(r"\b[0-9a-f]{16}\b", row.text) for row in rows):
+        title = "libibverbs finds no RDMA device here (ibv_devices lists none)"
+        yield Candidate(
+            "ib.device-not-found",
+            0.74,
+            title,
+            [*case.hits("libibverbs-driver")[:3], *headings[:1]],
+            *speakers(headings),
+        )
+
+
+@diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [

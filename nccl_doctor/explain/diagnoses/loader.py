@@ -1,4 +1,4 @@
-"""DataLoader workers that died while they handed over a batch."""
+"""DataLoader workers that died while they handed over a batch, or used CUDA."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import speakers
 
 _LOST = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError")
+_AFTER_FORK = re.compile(r"CUDA error: initialization error|Cannot re-initialize (?:CUDA|HIP) in forked subprocess")
 _HANDING_OVER = re.compile(r"torch/multiprocessing/reductions\.py|multiprocessing/resource_sharer\.py")
 
 
@@ -27,6 +28,26 @@ def died_handing_over(case: Case) -> Iterable[Candidate]:
                 "app.dataloader-worker",
                 0.88,
                 f"a DataLoader worker died while it handed over a batch ({item.type})",
+                [item.hit],
+                *speakers([item.hit]),
+                final=True,
+            )
+            return
+
+
+@diagnosis
+def cuda_after_a_fork(case: Case) -> Iterable[Candidate]:
+    """A DataLoader worker, forked from a process that uses CUDA, cannot use it too.
+
+    torch says so where a worker calls it first; CUDA itself says no more than "initialization error", and neither GPU nor
+    driver is to blame.
+    """
+    for item in case.summary.tracebacks:
+        if _AFTER_FORK.search(item.message) and any("torch/utils/data/_utils/" in frame for frame in item.frames):
+            yield Candidate(
+                "app.dataloader-worker",
+                0.88,
+                "a DataLoader worker uses CUDA after a fork: leave that to the main process, or give the loader multiprocessing_context='spawn'",
                 [item.hit],
                 *speakers([item.hit]),
                 final=True,

@@ -101,7 +101,7 @@ def connect_target(case: Case) -> Iterable[Candidate]:
     """The address that cannot be reached tells why: loopback or docker means a wrong interface, else a firewall."""
     called = case.hits("mpi-daemon-address") if case.has("mpi-connect") else []
     alone = [hit for hit in called if re.fullmatch(r"[\d.]+:\d+.*", hit.groups["addresses"])]
-    hits = case.hits(*_UNREACHABLE)
+    hits = case.hits(*_UNREACHABLE, "mpi-connect-address")
     odd = [hit for hit in hits if is_local_only(hit.groups.get("address", ""))]
     if any(is_local_only(hit.groups["addresses"]) for hit in alone):
         title = f"mpirun calls its daemons back to {alone[0].groups['addresses'][:40]}, an address that exists only inside its host"

@@ -188,7 +188,9 @@ def members_missing(case: Case) -> Iterable[Candidate]:
     node counts itself as the first (the launcher starts one process per node, or does not tell the node's number)."""
     said = case.hits("lightning-member")
     ranks = {hit.groups["rank"] for hit in said}
-    if not said or len(ranks) >= int(said[0].groups["world"]) or case.has("progress", "nccl-init-complete"):
+    if not said or len(ranks) >= int(said[0].groups["world"]):
+        return
+    if case.has("progress", "nccl-init-complete", "child-terminated"):  # rank 0 started it, and it ended
         return
     twice = case.count("lightning-member") > 1.5 * len(ranks)  # the first lines may be missing
     title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', and these more than once' * twice}"

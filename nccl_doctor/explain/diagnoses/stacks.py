@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import ending, later, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
 from nccl_doctor.facts.fold import few
@@ -34,6 +34,7 @@ _NEAR = 6  # frames of torch.distributed between a call and its caller
 _NOT_CALLS = frozenset(("wrapper", "wait", "_wait", "inner"))  # what stands inside of every call
 
 
+_CALL = re.compile(r"\b(?:nccl|P?MPI_)[A-Z_]\w*")
 _HELPERS = re.compile(r"Proxy|Thread|Async|Ras|Progress|Service")  # NCCL's own threads, which wait most of the time
 
 
@@ -45,7 +46,8 @@ def held_in_native_code(case: Case) -> Iterable[Candidate]:
     calls = [hit for hit in case.hits("nccl-frame", "stack-mpi") if not _HELPERS.search(hit.text)]
     if not attached or case.has("segfault", "crash-handler", "sigabrt-exit", "bus-error"):
         return
-    shown = f"a process that waits in {ending(calls[-1].text, 60)}" if calls else "no thread that calls a collective"
+    call = _CALL.search(calls[-1].text) if calls else None
+    shown = f"a process that waits in {call.group()}" if call else "no thread that calls a collective"
     for cause, strength in (("app.straggler-timeout", 0.32), ("app.collective-mismatch", 0.3)):
         yield Candidate(
             cause, strength, f"a debugger shows {shown}; the other ranks' stacks decide", calls[:2] or attached

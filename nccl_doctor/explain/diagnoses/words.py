@@ -11,6 +11,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import in_order, later
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import bystanders
 
 _GAVE_UP = re.compile(
     r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
@@ -81,7 +82,8 @@ _NOT_WORK = re.compile(
     r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
     r"extension module|OMP_NUM_THREADS|\bstall_inspector\b|waiting for remainder of ranks|standard error output|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
     # the kernel, drivers and daemons: no rank says this
-    r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b"
+    r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b|"
+    r"\bSIGHUP\b|\breload(?:s|ed|ing)? .{0,30}\bconfig|\b(?:prometheus|grafana|nginx|haproxy|envoy|fluent(?:d|-?bit)|logrotate|\w+[-_]exporter)\b"
 )
 
 
@@ -96,7 +98,9 @@ def still_busy(hits: Iterable[Hit]) -> list[Hit]:
         text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
         if _STEP.search(text) and not _WORK_BAR.search(text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
-        elif _BUSY.search(text) and not _NOT_WORK.search(text) and not NO_DATA.search(text):
+        elif _BUSY.search(text) and not (
+            _NOT_WORK.search(text) or NO_DATA.search(text) or bystanders.is_of_a_service(text)
+        ):
             busy.append(hit)
     return busy
 

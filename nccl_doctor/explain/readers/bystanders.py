@@ -1,4 +1,5 @@
-"""Lines that tell nothing of the job, whatever words they hold: of system services, of models, and lists of settings."""
+"""Lines that tell nothing of the job, whatever words they hold: of system services, of models, lists of settings, and bars of
+what is done before the work."""
 
 from __future__ import annotations
 
@@ -16,6 +17,16 @@ _SERVICE = re.compile(
 def is_of_a_service(text: str) -> bool:
     """Whether a line is a system service's: it tells nothing of how a job goes on."""
     return _SERVICE.search(text, 0, 200) is not None
+
+
+_KERNEL = re.compile(
+    r"\bkernel: |^\W*(?:kern  :\w+\s*: )?\[\s*\d{1,8}\.\d{6}\]|^\W*\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\] "
+)
+
+
+def is_of_the_kernel(text: str) -> bool:
+    """Whether a line stands in a kernel's log (dmesg, with or without -T, or syslog): no rank wrote it."""
+    return _KERNEL.search(text, 0, 200) is not None
 
 
 # A prompt and its answer, as the examples of vLLM and TensorRT-LLM print them.
@@ -38,3 +49,19 @@ def lists_settings(text: str) -> bool:
     if len(text) < _DUMP or _COMPLAINS.search(text, 0, 200):
         return False
     return sum(1 for _ in itertools.islice(_SETTING.finditer(text), MANY_SETTINGS)) == MANY_SETTINGS
+
+
+# A bar by its title: of huggingface_hub, datasets, transformers, TRL ("Adding EOS to train dataset"), vLLM and SGLang
+_PREPARATION = re.compile(
+    r"(?:^|[\]):>|])\s*(?:(?:down|up|re)?load|fetch|resolv|map\b|filter\b|(?:running )?tokeni[sz]|pre-?process|"
+    r"generating \w+ (?:split|examples)|(?:convert|cast|flatten|pack|truncat|extract|appl|add|group|sav|creat|prepar)\w* .*"
+    r"\b(?:dataset|data|format|texts|templates?|shards|indices|files)\b|unpack|extract|quanti[sz]|captur|compil|\w* ?warm-?up)"
+    r"[^|%]{0,80}?: *\d{1,3}%(?: Completed ?)? ?\|",
+    re.IGNORECASE,
+)
+
+
+def is_preparation(text: str) -> bool:
+    """Whether a line is the bar of a download, of data or weights that are made ready: a job that hangs in its first
+    collective has printed it, too."""
+    return "%" in text and "loss" not in text and _PREPARATION.search(text) is not None

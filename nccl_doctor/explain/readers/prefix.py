@@ -77,7 +77,7 @@ _PARALLEL = re.compile(r"(?:[DTPE]P\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08
 _PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
 _TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,9})(?!\d)")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]\s?")
-_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}): ")
+_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}): ")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
     r"(?:\[?(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
@@ -182,7 +182,7 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
         if found:
             line.timed = True
             return found.end(), ""
-        return _task(line, _SRUN.match(text, at))
+        return _task(line, _SRUN.match(text, at)) or _host(line, text, at)
     if char in "-|":
         found = _BEHIND_TIME.match(text, at) if line.timed else None
         return (found.end(), "") if found else None
@@ -281,6 +281,10 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
             return found.end(), ""
     if text[at] in "rR" and (found := _RANK_WORD.match(text, at)):
         return _rank(line, found)
+    return _host(line, text, at)
+
+
+def _host(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if line.hosts == 2 or (": " not in text and "| " not in text):
         return None
     for pattern in (_HOST, _PIPE_HOST):

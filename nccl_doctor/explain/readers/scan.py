@@ -75,6 +75,8 @@ class Scanner:
         self._summary.bytes += len(block)
         if _ESCAPE in block:
             block, places = _COLOUR.sub(b"", block), None  # a colour may begin or end inside of a message
+        if not self._line:
+            self._tracebacks.begin(block)
         anchors = self._anchors
         found = self._engine.find(block, places)
         at = next_found = 0

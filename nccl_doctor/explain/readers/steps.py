@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.readers import pace, records
+from nccl_doctor.explain.readers import bystanders, pace, records
 from nccl_doctor.explain.readers.kept import Kept
 from nccl_doctor.explain.readers.plan import plan
 from nccl_doctor.explain.summary import HitGroup
@@ -122,7 +122,7 @@ class Steps:
         for at, raw in enumerate(lines, number):
             text = records.plain(raw[:LINE_LIMIT]) if b"/" in raw else ""
             found = _OF_MANY.search(text)
-            if found and not _NO_WORK.search(text):
+            if found and not _NO_WORK.search(text) and not bystanders.is_preparation(text):
                 shape = raw.translate(None, DIGITS + b" .")
                 rows.setdefault((shape, found.group(2)), []).append((int(found.group(1)), at, text))
         for counted in rows.values():

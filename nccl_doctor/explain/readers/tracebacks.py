@@ -19,10 +19,13 @@ OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
 _FRAME_AT = re.compile(r'  File "[^"]{1,400}", line \d')
+# A paste that begins inside a traceback: its first line is a frame, or a frame's line of code
+_BEGINS_INSIDE = re.compile(rb'(?:[^\n]{0,200}\n)?[^\n"]{0,120}File "[^"\n]{1,400}", line \d{1,7}, in \S')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
+_TWICE = re.compile(r"^(\w{1,60}?(?:Error|Exception))(?:\1){1,64}$")  # several ranks' at once, without a prefix
 _OF_RANK = re.compile(r"\(RANK (\d{1,6})\)\s*$")  # torch's distributed checkpoint tells on every rank what one raised
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
@@ -58,10 +61,15 @@ class Tracebacks:
         self._begun: tuple[str, str, int] | None = None
         self._passed_on: dict[str, int] = {}  # by process, the rank whose traceback it tells
         self._ignored: set[str] = set()  # processes that said "Exception ignored in": the next traceback is nothing
+        self._inside_from_start = False  # until its first traceback ends, in a log that begins inside of it
+
+    def begin(self, block: bytes) -> None:
+        """Look at the beginning of a log."""
+        self._inside_from_start = _BEGINS_INSIDE.match(block) is not None
 
     def reading(self) -> bool:
         """Whether every line has to be shown, whatever it holds."""
-        return bool(self._open or self._ended)
+        return bool(self._open or self._ended or self._inside_from_start)
 
     def attribute(self, said: Said) -> None:
         """Give a line the rank that said it, where it is of a traceback that another rank only passes on."""
@@ -84,10 +92,14 @@ class Tracebacks:
         key += lead
         body = line.body
         block = self._open.get(key)
+        if block is None and self._inside_from_start and _FRAME.match(body):
+            indent = body[: body.find("File") - len("  ")]
+            block = self._open[key] = _Open(self._kept.hit("traceback", said), indent, False, False)
         if block is not None:
             self._inside(block, key, said)
             if key not in self._open:
                 self._passed_on.pop(process, None)
+                self._inside_from_start = False
             return
         if key in self._ended:
             index, indent = self._told.get(key, (-1, ""))
@@ -217,7 +229,8 @@ class Tracebacks:
         if found and len(self._found) < KEEP_TRACEBACKS:
             hit = self._kept.hit("exception", said)
             message = _message(found.group(2) or "")
-            self._found.append(Traceback(body.split(":")[0], message, hit, said.number, known=tuple(said.known)))
+            kind = _TWICE.sub(r"\1", body.split(":")[0])
+            self._found.append(Traceback(kind, message, hit, said.number, known=tuple(said.known)))
 
 
 def _process(line: prefix.Line) -> str:

@@ -399,8 +399,18 @@ says(
     title="the command line is wrong",
     why="The program's own argument parser refused its arguments.",
     where=lambda groups, line: (
-        "usage: {" not in line and ("rror" in line or "Unrecognized" in line or line.strip().startswith("usage:"))
+        line.lstrip().startswith("usage:") and "usage: {" not in line
+        if "program" in groups
+        else "rror" in line or "Unrecognized" in line
     ),
+)
+says(
+    "quantised-elsewhere",
+    "a model that has been loaded in {bits} precision on a different device than the one you're training on",
+    cause="app.rank-exception",
+    strength=0.8,
+    title="a rank loaded its quantised model onto another GPU than its own, usually all onto GPU 0: device_map has to name the GPU of its local rank",
+    why="Accelerate's check: a model in 8 or 4 bits is not moved after it was loaded.",
 )
 says(
     "tests-failed",
@@ -420,10 +430,14 @@ says(
     "]: *** [",
     "compilation terminated.",
     "ninja: build stopped",
+    "Command '['ninja', '-v'",  # torch.utils.cpp_extension
     cause="unrelated",
     strength=0.74,
-    title="a program could not be built",
+    title="a program, or an extension of torch, could not be built",
     why="make, ninja or the compiler gave up: what was to run is not there.",
+    where=lambda groups, line: (
+        re.search(r"\*\*\* \[(?:[^]]*: )?(?:test|check|run)[-\w]*\]", line) is None
+    ),  # it was built, and failed
 )
 says(
     "licence-refused",
@@ -445,6 +459,14 @@ says(
     strength=0.86,
     title="Weights & Biases has no API key: log in before the job, or set WANDB_MODE=offline (or disabled)",
     why="wandb asks for the key on a terminal; a rank has none, and wandb.init raises.",
+)
+says(
+    "tracker-asks",
+    "wandb: Enter your choice:",
+    cause="unrelated",
+    strength=0.5,
+    title="Weights & Biases asks for a login, and a rank has no terminal to answer: log in before the job, or set WANDB_MODE=offline (or disabled)",
+    why="On a terminal somebody may have answered.",
 )
 says(
     "config-refused",
@@ -488,7 +510,6 @@ says(
     "exec format error",
     "unable to locate the specified executable",
     "executable file not found in $PATH",
-    "Batch job submission failed",
     "can't open file '{file}': [Errno 2] No such file or directory",
     "No module named {module}",
     "SyntaxError: {error}",

@@ -34,6 +34,7 @@ says(
     "Getting socket times out",
     "EI0015",
     "EI0016",
+    "wait socket establish timeout, role[",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.42,
@@ -75,6 +76,14 @@ says(
     strength=0.78,
     title="an earlier training process still holds the NPU (HCCP cannot start)",
     why="EJ0001: the last job's process is still there, or another container uses the same device.",
+)
+says(
+    "hccl-port-taken",
+    "Please check the port status and whether the port is been using by other process",
+    cause="net.port-in-use",
+    strength=0.9,
+    title="HCCL cannot listen on its port: another process, mostly of an earlier job, holds it",
+    why="HCCL listens on HCCL_IF_BASE_PORT and the ports behind it (16666 by default) on each host's NIC.",
 )
 says(
     "hccl-settings",

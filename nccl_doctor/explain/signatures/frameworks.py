@@ -34,7 +34,6 @@ says(
     "not implemented for 'BFloat16'",
     "FlashAttention only support fp16",
     "FlashAttention only supports",
-    "expected m1 and m2 to have the same dtype",
     "Sizes of tensors must match except in dimension",
     "shape mismatch: value tensor",
     "is invalid for input of size",
@@ -84,7 +83,6 @@ says(
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
     "FSDP needs a non-CPU accelerator device",
     "Current node has no GPU available",
-    "Ray does not allocate any GPUs on the driver node",
     "ValueError: Cuda is not available",
     "You requested gpu: {wanted} But your machine only has: {there}",
     "No supported gpu backend found",
@@ -98,11 +96,7 @@ says(
     "more-out-of-memory",
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
-    "CUDNN_STATUS_ALLOC_FAILED",
     "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
-    "Not enough memory. Please try to increase --mem-fraction-static",
-    "is less than desired GPU memory utilization",
-    "No available memory for the cache blocks",
     "KV cache is needed, which is larger than the available KV cache memory",
     "larger than the maximum number of tokens that can be stored in KV cache",
     cause="gpu.oom",
@@ -158,6 +152,25 @@ says(
     why="The scheduler or the framework counts fewer GPUs, nodes or tasks than the job needs.",
 )
 says(
+    "ray-not-on-the-driver",
+    "Ray does not allocate any GPUs on the driver node",
+    cause="launch.world-size",
+    strength=0.8,
+    title="Ray gave vLLM no GPU of the node that drives it: others hold them, or VLLM_HOST_IP is not the address by which Ray knows that node",
+    why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none.",
+)
+says(
+    "ray-node-not-registered",
+    "Some processes that the driver needs to connect to have not registered with GCS",
+    "GCS has started but no raylets have registered yet",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.44,
+    fold="a node's raylet is not registered with Ray's head",
+    title="this node's raylet has not registered with Ray's head: it ended at once, is slow to start, or the two do not reach each other",
+    why="`ray start` waits for its own raylet to appear in the head's tables; raylet.out and gcs_server.out of /tmp/ray/session_latest/logs say which.",
+)
+says(
     "waiting-for-placement",
     "Waiting for creating a placement group of specs for",
     "The following resource request cannot be scheduled right now",
@@ -179,6 +192,8 @@ says(
     "Engine iteration timed out. This should never happen",
     "Hang detected on rank {rank:int} in PyExecutor",  # TensorRT-LLM
     "Server couldn't get a response from detokenizer for last",  # SGLang
+    "could finish the model loading, but there are other ranks that didn't finish loading",  # SGLang, after 8 minutes
+    'shm_broadcast.py", line {line:int}, in acquire_read',  # vLLM raises a bare TimeoutError there
     role=Role.SYMPTOM,
     cause="app.straggler-timeout",
     strength=0.34,
@@ -277,19 +292,30 @@ says(
     why="The other process died or aborted first.",
 )
 says(
-    "nccl-error-number",
+    "nccl-invalid-usage",
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
     "NCCL operation {call} failed: invalid usage",  # XLA
+    "NCCL error({code:int}), invalid usage",  # Paddle
+    "Nccl error, invalid usage",  # Paddle before 2.2
+    "NCCL_ERROR: b'invalid usage'",  # RAPIDS
+    "NCCL_ERROR_INVALID_USAGE: invalid usage",  # CuPy
     "invalid usage (run with NCCL_DEBUG",
     ", invalid usage, NCCL version",  # torch before 1.12
     "ncclInvalidUsage: This usually reflects invalid usage",
     role=Role.SYMPTOM,
-    cause="gpu.duplicate",
-    strength=0.42,
     fold="NCCL error number",
-    title="NCCL refuses the call: mostly two ranks on one GPU",
     why="ncclInvalidUsage; NCCL_DEBUG=WARN says which use.",
+)
+says(
+    "paddle-nccl-errno",
+    "Increase shared memory by setting the -shm-size option when starting docker container",
+    role=Role.SYMPTOM,
+    cause="sys.shm",
+    strength=0.42,
+    fold="Paddle's advice on NCCL's error",
+    title="a call of NCCL failed while the system's last error was a shortage: /dev/shm, usually",
+    why="Paddle prints it below any error of NCCL where errno is ENOSPC or EAGAIN; that may be left from an earlier call.",
 )
 says(
     "nccl-error-number-cuda",
@@ -504,6 +530,7 @@ says(
     "ep:[{peer}] grpc error:Connect Failed",
     "Cannot connect to remove server {peer}. Wait to retry",  # DGL's own spelling
     '"syscall":"connect","target_address":"{peer}"',  # gRPC before 1.30
+    "Connecting to {peer} failed, waiting for {milliseconds:int} milliseconds",  # LightGBM
     role=Role.SYMPTOM,
     cause="launch.world-size",
     strength=0.47,
@@ -520,6 +547,14 @@ says(
     fold="OneFlow lost a machine",
     title="machine {machine} of the OneFlow job is gone",
     why="Its process ended, or the network between broke; that machine's own log says which.",
+)
+says(
+    "tensorflow-without-nccl",
+    "No OpKernel was registered to support Op 'Nccl{operation:word}'",
+    cause="sw.no-nccl-backend",
+    strength=0.93,
+    title="this TensorFlow has no NCCL, as builds for Windows: MirroredStrategy(cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())",
+    why="The kernels of TensorFlow's collectives are in the builds for Linux with CUDA only.",
 )
 says(
     "mxnet-built-without",

@@ -78,13 +78,50 @@ says(
     "rm_init_adapter failed",
     "The NVIDIA probe routine failed",
     "nvidia: probe of {pci} failed with error",
+    "amdgpu {pci}: Fatal error during GPU init",
+    "amdgpu: Fatal error during GPU init",
+    "amdgpu: probe of {pci} failed with error",
+    "Booter failed with non-zero error code: ",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "amdgpu-firmware-silent",
+    "SMU: I'm not done with your previous command",
+    "failed to send message {number:word} ret is",
+    "last message was failed ret is",
+    role=Role.SYMPTOM,
+    cause="gpu.fell-off-bus",
+    strength=0.46,
+    fold="an AMD GPU's firmware does not answer",
+    title="an AMD GPU's power firmware (SMU) does not answer its driver",
+    why="Now and then it is only late. If it goes on the GPU needs a reset, mostly of the whole host.",
+)
+says(
+    "mig-refused",
+    "Failed to display GPU instances: Insufficient Permissions",
+    "Failed to display compute instances: Insufficient Permissions",
+    "a GPU instance on GPU {gpu} using profile {profile}: Insufficient Permissions",
+    cause="gpu.mig",
+    strength=0.72,
+    title="MIG instances may not be listed or made by this user",
+    why="nvidia-smi mig needs root, or the capabilities below /proc/driver/nvidia/capabilities (mig/config, mig/monitor) in the container.",
+)
+says(
+    "driver-waits",
+    "] uvm_spin_loop+0x",
+    cause="gpu.fell-off-bus",
+    role=Role.SYMPTOM,
+    strength=0.46,
+    fold="a process waits in the GPU's driver",
+    title="a process waits in the GPU's driver (nvidia_uvm) for an answer of the GPU",
+    why="A stack of /proc/PID/stack or SysRq. If it stays there the GPU or its firmware does not answer, and only a reset ends the process.",
 )
 says(
     "driver-files-differ",
     "NVRM: API mismatch",
     "No firmware image found",
     "Direct firmware load for nvidia/{file} failed with error",
+    'Failed to load {}firmware "amdgpu/{file}"',
     cause="gpu.driver",
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",
@@ -335,6 +372,8 @@ says(
     "no GPU is visible",
     "NVRM: No NVIDIA GPU found",
     "could not find any nv files on this host",
+    "Could not initialize Tensile host: No devices found",  # rocBLAS
+    "Failed to initialize NVML: Insufficient Permissions",
     "libcuda.so.1: cannot open shared object file",
     cause="gpu.not-visible",
     strength=0.9,
@@ -391,6 +430,8 @@ says(
     "Failed to CUDA calloc",
     "Failed to CUDA malloc",
     "HIP out of memory",
+    "HIP error: out of memory",
+    "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
@@ -435,11 +476,15 @@ says(
     "an illegal instruction was encountered",
     "CUDA_EXCEPTION_",
     "hipErrorIllegalAddress",
+    "HSA_STATUS_ERROR_EXCEPTION",  # ROCm's runtime, of a queue whose kernel failed
+    "HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+    "HSA_STATUS_ERROR_MEMORY_FAULT",
+    "HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION",
     "Memory access fault by GPU node",
     "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
-    title="a CUDA kernel accessed memory it must not (or hit an assertion); NCCL only reports it",
+    title="a kernel on a GPU accessed memory it must not (or hit an assertion); NCCL only reports it",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
 )
 says(
@@ -462,8 +507,19 @@ says(
 )
 
 says(
+    "driver-still-in-use",
+    "Could not unload NVIDIA driver kernel modules, driver is in use",
+    "Failed to unload kernel module nvidia{module}: {error}",
+    "failed to uninstall nvidia driver components",
+    cause="gpu.driver",
+    strength=0.74,
+    title="the driver's pod cannot replace the driver that the node has loaded: something still uses it",
+    why="Pods with GPUs, a display, nvidia-persistenced or a driver installed on the host hold its modules: drain the node, or reboot it.",
+)
+says(
     "library-not-initialised",
     "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDA error: the resource allocation failed",  # CUBLAS_STATUS_ALLOC_FAILED in cuBLAS's own words (llama.cpp)
     "CUDNN_STATUS_NOT_INITIALIZED",
     cause="gpu.oom",
     strength=0.45,
@@ -488,30 +544,44 @@ says(
     "driver version is insufficient for CUDA runtime version",
     "The NVIDIA driver on your system is too old",
     "Driver/library version mismatch",
-    "no kernel image is available for execution on the device",
     "unsupported toolchain",
     "forward compatibility was attempted on non supported HW",
-    "is not compatible with the current PyTorch installation",
     "the provided PTX was compiled with an unsupported",
     "API mismatch: the client has version",
     "CUDA driver version is insufficient",
     "cudaErrorInsufficientDriver",
-    "cudaErrorNoKernelImageForDevice",
     "cudaErrorCompatNotSupportedOnDevice",
     "cudaErrorUnsupportedPtxVersion",
     "unsatisfied condition: cuda>=",
     "Failed to initialize NVML: Driver",
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",
-    "HIP error: invalid device function",
     "does not support the feature level of the NVIDIA driver",
     "requires a newer driver",
     "compatibility mode is UNAVAILABLE",
     "CUDA initialization: The NVIDIA driver",
-    "No kernel image",
     cause="gpu.driver",
     strength=0.94,
     title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
-    why="The driver is too old for the CUDA runtime, does not match its libraries, or the build has no code for this GPU.",
+    why="The driver is too old for the CUDA runtime, or does not match its libraries.",
+    where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
+)
+says(
+    "no-code-for-the-gpu",
+    "no kernel image is available for execution on the device",
+    "No kernel image",
+    "cudaErrorNoKernelImageForDevice",
+    "is not compatible with the current PyTorch installation",
+    "HIP error: invalid device function",
+    "hipErrorNoBinaryForGpu",
+    "TensileLibrary{name}for GPU arch",  # rocBLAS
+    "callbackQueue aborting with status: 0x100f",  # ROCm's HSA_STATUS_ERROR_INVALID_ISA
+    "ptxas fatal{}: Value '{architecture}' is not defined for option 'gpu-name'",
+    "Unsupported gpu architecture '{architecture}'",  # nvcc
+    "nvrtc: error: invalid value for --gpu-architecture",
+    cause="gpu.driver",
+    strength=0.94,
+    title="the build has no code for this GPU: torch, an extension or the compiler's toolkit is older than the GPU, or made for others",
+    why="Kernels are compiled for the architectures that a build lists; the driver is not to blame.",
     where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
 )
 
@@ -524,9 +594,7 @@ says(
     "Verification error @ element",
     "cudaIpcOpenMemHandle failed",
     "failed to open CUDA IPC handle",
-    "peer mapping resources exhausted",
     "cudaErrorPeerAccessUnsupported",
-    "cudaErrorTooManyPeers",
     "doesn't support faster communication broadband via P2P or IB",
     "peer-to-peer {}not supported",
     "P2P access {}failed",
@@ -537,6 +605,15 @@ says(
     strength=0.87,
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
+)
+says(
+    "too-many-peers",
+    "peer mapping resources exhausted",
+    "cudaErrorTooManyPeers",
+    cause="gpu.p2p",
+    strength=0.87,
+    title="a GPU has more peers than the driver maps (8): at most 9 GPUs in one process or job of this host",
+    why="CUDA error 711: where no NVSwitch joins the GPUs, each takes eight peer connections in the whole system.",
 )
 says(
     "hip-ipc",
@@ -662,8 +739,8 @@ says(
     "is not supported by this build",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
-    "amdgpu{}ring {}timeout",
     "HSA_STATUS_ERROR",
+    "ROCk module is NOT loaded",
     "nvml error: driver",
     "driver rpc error",
     "this kernel module has the version",
@@ -690,6 +767,7 @@ says(
     why="Driver, libraries and GPU are of different releases.",
     where=lambda groups, line: (
         not ("with CUDA capability sm_" in line and "not compatible" not in line and "no longer" not in line)
+        and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
     ),
 )
 says(
@@ -753,6 +831,8 @@ says(
     title="a host's CPU is throttled by heat",
     why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
+# Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature
+_NOTHING_READ = re.compile(r"GPU.*: ERR!|^(?!.*\b\d{1,3}C\b).*\|.*ERR!.*ERR!")
 says(
     "gpu-gone-more",
     "(rev ff)",
@@ -772,9 +852,10 @@ says(
     "has been removed from the bus",
     "does not have the necessary power cables",
     "amdgpu: GPU reset begin",
+    "amdgpu{}ring {}timeout",
     "amdgpu: GPU reset({count}) failed",
-    "AER: can't recover",
-    "device recovery failed",
+    "nvidia {pci}: AER: can't recover",
+    "amdgpu {pci}: AER: can't recover",
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
@@ -786,7 +867,27 @@ says(
     title="a GPU is gone or needs a reset",
     why="The PCIe device answers no more, or its link went down.",
     # Xid 154 follows another fault, and is weighed as an Xid
-    where=lambda groups, line: re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None,
+    where=lambda groups, line: (
+        re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
+        and ("ERR!" not in line or bool(_NOTHING_READ.search(line)))
+    ),
+)
+says(
+    "smi-field-unread",
+    "ERR!",
+    cause="gpu.fell-off-bus",
+    strength=0.42,
+    title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
+    why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
+    where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
+)
+says(
+    "pcie-port-not-recovered",
+    "AER: device recovery failed",
+    cause="gpu.fell-off-bus",
+    strength=0.44,
+    title="a PCIe device did not recover from an error: the kernel names its port, not the device",
+    why="Printed for the port of any device without an error handler (sound, USB, Thunderbolt, and NVIDIA's driver too): lspci -t tells what is behind it.",
 )
 says(
     "recovery-action",
@@ -850,6 +951,10 @@ says(
     title="the kernel runs without iommu=pt: RCCL warns that peer-to-peer transfers may hang",
     why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
 )
+# CUDA's error 400 is about a handle that another process has exported only where these files or calls are named
+_BETWEEN_PROCESSES = re.compile(
+    r"[Ii]pc|IPC|p2p\.cc|shm\.cc|ShareableHandle|custom_all_reduce|symmetric_memory|SymmetricMemory"
+)
 says(
     "p2p-more",
     "peer access{}not supported",
@@ -858,7 +963,6 @@ says(
     "cuIpcOpenMemHandle",
     "cudaIpcGetMemHandle",
     "could not open IPC",
-    "pidfd_getfd",
     "Cuda failure 217",
     "Cuda failure 704",
     "Cuda failure 208",
@@ -877,7 +981,17 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"rror|ail|WARN|not ", line))
         and not re.search(r"INFO .*Could not|Custom allreduce is disabled", line)
+        and ("invalid resource handle" not in line or bool(_BETWEEN_PROCESSES.search(line)))
     ),
+)
+says(
+    "invalid-resource-handle",
+    "invalid resource handle",
+    cause="app.bad-tensor",
+    strength=0.56,
+    title="CUDA was given a stream, an event or memory of another device than the current one, or one that is gone",
+    why="CUDA's error 400: usually work for one GPU while another is the current device (no torch.cuda.set_device), or a handle that a fork or a reset left behind.",
+    where=lambda groups, line: bool(re.search(r"rror|ail|WARN", line)) and not _BETWEEN_PROCESSES.search(line),
 )
 
 says(

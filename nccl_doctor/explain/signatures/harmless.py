@@ -17,6 +17,13 @@ says(
     why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
 )
 says(
+    "limit-not-propagated",
+    "Can't propagate RLIMIT_{limit:word} of {value} from submit host",
+    role=H,
+    why="Slurm could not raise a limit on the node to what the shell of srun had, and goes on with the node's own.",
+    where=lambda groups, line: groups["limit"] != "MEMLOCK",
+)
+says(
     "engine-ends-its-workers",
     "WorkerProcess pid {pid:int} died, exit code: -15",
     role=H,
@@ -64,6 +71,12 @@ says(
     "Failed to load module 9 [",
     role=H,
     why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
+)
+says(
+    "dcgm-without-daemon",
+    "Host engine connection invalid/disconnected",
+    role=H,
+    why="DCGM's exporter or dcgmi does not reach nv-hostengine (restarted, or without a GPU's driver): monitoring has no values. Jobs do not need it.",
 )
 says(
     "dcgm-without-switches",
@@ -224,6 +237,14 @@ says(
     role=H,
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
+_FOR_NCCL = 1 << 30  # bytes: more than the segments of a host's ranks take (9.6 MB for a channel and peer)
+says(
+    "ray-store-on-disk",
+    "The object store is using /tmp instead of /dev/shm because /dev/shm has only {bytes:int} bytes available",
+    role=H,
+    why="Ray keeps its objects in files as /dev/shm is smaller than its store: slower (--shm-size, or emptyDir with medium Memory), no failure.",
+    where=lambda groups, line: int(groups["bytes"]) > _FOR_NCCL,
+)
 says(
     "ray-watchers",
     "Failed to query Ray Train Controller actor state",
@@ -320,8 +341,17 @@ says(
     "P2P is disabled between connected GPUs {a} and {b}",
     "Could not enable P2P between dev {a} and dev {b}",
     "CANNOT Access Peer Device",
+    "Device {a:int} peer access Device {b:int} is not available",  # turbomind, FasterTransformer
     role=Role.FACT,
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
+)
+says(
+    "slurm-first-start",
+    "Could not open {what:word} state file {path:word}: No such file or directory",
+    "Trying backup state save file. ",
+    "Incomplete {what:word} data checkpoint file",
+    role=H,
+    why="slurmctld's first start: there is no state of an earlier one yet. Later it means that StateSaveLocation was lost, and with it the queue.",
 )
 says(
     "collnet-fallback",

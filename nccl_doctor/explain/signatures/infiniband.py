@@ -22,6 +22,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
     "a work item failed: status {status:int}",  # MSCCL++
+    "got bad completion with status: {status:word}, vendor syndrome: {vendor}",  # RDMA_RC_example.c, and what was made from it
 )
 
 
@@ -47,8 +48,8 @@ def _status(*numbers: int) -> Guard:
 
     def guard(groups: dict[str, str], line: str) -> bool:
         status = groups.get("status", "")
-        number = re.search(r"\d+", status)
-        told = number is not None and int(number.group()) in numbers
+        number = re.search(r"0x[0-9a-f]+|\d+", status)
+        told = number is not None and int(number.group(), 16 if number.group().startswith("0x") else 10) in numbers
         return told or any(_STATUS[wanted] in status for wanted in numbers)
 
     return guard
@@ -237,6 +238,14 @@ says(
     where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
+    "port-active",
+    "state ACTIVE physical_state LINK_UP",
+    "State: Active",
+    "state:{}4: ACTIVE",
+    "PORT_ACTIVE (4)",
+    why="A listing shows an RDMA port that is active.",
+)
+says(
     "adapter-up",
     " port {port:int} ==> {interface} (Up)",
     why="ibdev2netdev: this RDMA adapter's port is up.",
@@ -310,6 +319,7 @@ says(
     "phys state:  2: Polling",
     "phys_state:{}POLLING",
     "phys state:{}Disabled",
+    "phys_state:{}DISABLED (3)",
     "state: 1: DOWN",
     "state:{}1: DOWN",
     "Port {port:int} Down",
@@ -362,6 +372,7 @@ says(
     "ibv_modify_qp failed with error {error}",
     "ibv_modify_qp failed",
     "Failed to modify QP",
+    "Failed to modify UD QP to",
     "Unable to modify QP",
     "failed to modify qp",
     cause="ib.qp-connect",
@@ -589,6 +600,9 @@ says(
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
+    "rdma_getaddrinfo: No such device",
+    "rdma_create_event_channel: No such device",
+    "rdma_create_id: No such device",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
@@ -616,6 +630,7 @@ says(
     "efa_rdm_{}error",
     "FI_EFA_ERR",
     why="An EFA request failed.",
+    where=lambda groups, line: re.search(r":(?:ofi_rxm|verbs|psm\w*|opx|tcp|sockets):", line) is None,
 )
 says(
     "efa-internal",
@@ -787,13 +802,44 @@ says(
     ),
 )
 says(
+    "ucx-lacks",
+    "transport {names} is not available, please use one or more of",
+    "transports {names} are not available, please use one or more of",
+    "device {names} is not available, please use one or more of",
+    "devices {names} are not available, please use one or more of",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.46,
+    fold="UCX goes without what it was asked for",
+    title="UCX is asked for what it does not have here: {names}",
+    why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
+)
+says(
     "mpich-ofi",
-    "OFI {call:word} failed (",
+    "OFI {call} failed (",
     cause="net.plugin",
     strength=0.64,
     title="MPI's way over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
+)
+says(
+    "open-mpi-ofi",
+    "Open MPI failed an OFI Libfabric library call ({call}).",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="Open MPI does not start on libfabric",
+    title="Open MPI's way over libfabric does not start ({call})",
+    why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
+)
+says(
+    "charm-ofi",
+    "Reason: OFI::{call} error",
+    cause="net.plugin",
+    strength=0.62,
+    title="Charm++'s way over libfabric fails ({call})",
+    why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
 )
 says(
     "oneccl-error",
@@ -869,6 +915,32 @@ says(
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
 says(
+    "rdma-device-plugin",
+    "missing RDMA device spec for device {device:word}, RDMA device",
+    "no Rdma Devices were found for resource",
+    "no devices in device pool, creating empty resource server for",
+    cause="ib.device-not-found",
+    strength=0.8,
+    title="Kubernetes' RDMA device plugin has no device to give",
+    why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
+)
+says(
+    "verbs-device-list",
+    "device{}node GUID",
+    rows=2,
+    why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+)
+says(
+    "umad-unanswered",
+    "umad ({way}) bad status 110; Connection timed out",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.46,
+    fold="management datagrams without an answer",
+    title="a port of the fabric does not answer a management datagram ({way})",
+    why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
@@ -876,11 +948,12 @@ says(
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",
+    "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="Omni-Path's library (PSM2) cannot open an adapter",
+    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )
@@ -966,6 +1039,17 @@ says(
     strength=0.5,
     title="the HCA's driver reports a failed RDMA operation",
     why="libmlx5 prints each completion that carries an error; its dump and NCCL's own line tell which error.",
+)
+says(
+    "dpdk-completion",
+    "MLX5 Error CQE: at [",
+    "Unexpected CQE error syndrome",
+    role=Role.SYMPTOM,
+    cause="ib.qp-connect",
+    strength=0.4,
+    fold="failed requests of DPDK's mlx5 driver",
+    title="the adapter refused requests of a DPDK program",
+    why="DPDK's mlx5 driver prints each completion that carries an error; byte 55 of its dump is the syndrome.",
 )
 says(
     "collective-sizes-hint",

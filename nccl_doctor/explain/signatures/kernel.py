@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
@@ -61,6 +62,53 @@ says(
     strength=0.84,
     title="a network adapter's driver could not start it (kernel log)",
     why="The probe of the adapter failed: driver and firmware do not fit, or the adapter does not answer. It has no RDMA device then.",
+)
+says(
+    "mlx5-qp-command",
+    "_QP({opcode:hex}) op_mod({mod:hex}) failed, status {status}(",
+    cause="ib.qp-connect",
+    strength=0.7,
+    title="the adapter refuses a step of a queue pair: {status} (kernel log)",
+    why="mlx5 refused CREATE_QP, INIT2RTR_QP or RTR2RTS_QP: attributes that it does not support, or a GID, MTU or port that does not fit. Who asked for it also prints its own error.",
+    where=lambda groups, line: not re.search(r"limits exceeded|bad system state|2(?:ERR|RST)_QP|DESTROY_QP", line),
+)
+says(
+    "mlx5-key-command",
+    "_MKEY({opcode:hex}) op_mod({mod:hex}) failed, status {status}(",
+    "_mkey({opcode:hex}) op_mod({mod:hex}) failed, status {status}(",
+    "async reg mr failed. status",
+    cause="ib.memlock",
+    strength=0.66,
+    title="the adapter refuses a memory key: {status} (kernel log)",
+    why="mlx5 refused CREATE_MKEY: no keys or memory left, or a kind of memory that it cannot register so.",
+    where=lambda groups, line: not re.search(r"limits exceeded|bad system state|DESTROY_MKEY", line),
+)
+says(
+    "mlx5-kernel-retry",
+    "syndrome 0x15, vendor syndrome 0x81",
+    cause="ib.retry-exceeded",
+    strength=0.74,
+    title="the fabric did not deliver: transport retries exceeded (kernel log)",
+    why="A completion of a kernel's own queue pair (storage, IPoIB): 0x15 is mlx5's for retries exceeded.",
+)
+says(
+    "mlx5-kernel-flush",
+    "syndrome 0x5, vendor syndrome 0xf9",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="flushed requests of a queue pair (kernel log)",
+    title="a queue pair of the kernel was in error, and its requests are flushed: what broke it stands before",
+    why="0x5 is mlx5's for a flushed request: a consequence of the first error of that queue pair, or of a peer that disconnected.",
+)
+says(
+    "umem-get",
+    "umem get failed (-{code:int})",
+    cause="ib.memlock",
+    strength=0.62,
+    title="the kernel cannot pin the pages that an adapter shall register",
+    why="-12 is the locked-memory limit, -95 memory of a file system (DAX) that forbids it. (-14 is an address that is no ordinary memory: a GPU's, without nvidia_peermem.)",
+    where=lambda groups, line: groups["code"] != "14",
 )
 says(
     "kernel-register-mr",

@@ -17,6 +17,17 @@ says(
     why="Open MPI's error 6 is MPI_ERR_RANK. TensorRT-LLM's engines demand as many MPI processes as they were built for.",
 )
 says(
+    "tensorrt-llm-world",
+    "mpiSize == tp * pp",
+    "Number of GPUs per node {gpus:int} must be at least as large as TP ({tp:int})",
+    "Number of device IDs {ids:int} is greater than GPUs per node {gpus:int}",
+    "With communicationMode kLEADER, MPI worldSize is expected to be equal to tp*pp",
+    cause="launch.world-size",
+    strength=0.88,
+    title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for (tp x pp ranks, a GPU each)",
+    why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
+)
+says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
     "Error initializing torch.distributed using env:// rendezvous",
@@ -76,15 +87,29 @@ says(
 _OF_THE_LAUNCHER = re.compile(
     r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv"
 )
+
+
+def _of_the_launcher(groups: dict[str, str], line: str) -> bool:
+    return _OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_")) is not None
+
+
 says(
     "launcher-argument-empty",
-    "error: argument {argument}: expected one argument",
     "error: argument {argument}: invalid int value: ''",
     cause="launch.env-missing",
     strength=0.93,
     title="{argument} was given an empty value: the variable that should fill it is not set",
-    why="A shell leaves out what is empty, or passes '' where it stands in quotes; argparse then finds nothing to read.",
-    where=lambda groups, line: bool(_OF_THE_LAUNCHER.search(groups["argument"].replace("-", "_"))),
+    why="A shell passes '' where a variable that is not set stands in quotes; argparse then finds nothing to read.",
+    where=_of_the_launcher,
+)
+says(
+    "launcher-argument-without-value",
+    "error: argument {argument}: expected one argument",
+    cause="launch.env-missing",
+    strength=0.86,
+    title="{argument} was given no value: the variable that should fill it is not set, or the command leaves it out",
+    why="A shell leaves out a variable that is empty, and argparse cannot tell that from a value that nobody wrote: the command as it was typed tells.",
+    where=_of_the_launcher,
 )
 says(
     "ps-lite-env-missing",
@@ -192,6 +217,9 @@ says(
     "Unable to provision requested ML compute capacity",  # SageMaker
     "ZONE_RESOURCE_POOL_EXHAUSTED",  # Google
     "does not have enough resources available to fulfill the request",
+    "likely due to cloud providers not having enough capacity",  # dstack
+    "FAILED_TO_START_DUE_TO_NO_CAPACITY",
+    "Failed to provision all possible launchable resources",  # SkyPilot
     cause="launch.world-size",
     strength=0.9,
     title="the cloud has no instances of this kind free: nodes of the job cannot be started",
@@ -270,16 +298,29 @@ says(
     "It looks like opal_init failed for some reason",
     "PMI_KVS_Get returned -1",
     "PMI{}_Init returned",
+    role=Role.SYMPTOM,
     cause="launch.rdzv",
     strength=0.46,
+    fold="MPI could not start",
     title="MPI itself could not start: its processes did not find each other, or a transport did not open",
     why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
     "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
+    "jsrun-no-manager",
+    "main: Error initializing RM connection",
+    cause="launch.rdzv",
+    strength=0.46,
+    title="jsrun does not reach the resource manager of its allocation (jsmd)",
+    why="IBM's jsrun asks jsmd on the launch node: it ended, has no file or thread left for so many runs, or jsrun was called outside of an allocation.",
+)
+says(
     "step-refused",
     "srun: error: Unable to create step for job {job:word}: {reason}",
     "srun: error: Unable to create step",
+    "srun: error: CPU binding outside of job step allocation",
+    "Unable to layout tasks on given cpus",
+    "Unable to satisfy cpu bind request",
     cause="launch.world-size",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",
@@ -477,7 +518,8 @@ says(
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache
         and not re.search(
-            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)",
+            r"memory|no-evict|evict(?:ed|ion)?_(?:count|policy)|cache|Sequence group|PreemptionMode|\b[Rr]eq(?:uests?\b|[_ ]?id)|"
+            r"please ignore",  # vLLM's farewell to Ray
             line,
         )
         and not _ONE_OF_MANY.search(line)
@@ -534,10 +576,12 @@ says(
     "does not know how to route a message to the specified daemon",
     "pdsh@{host}: {other}: ssh exited",
     "could not resolve hostname{}ssh",
+    "ssh_exchange_identification: ",
+    "kex_exchange_identification: ",
     cause="net.master-unreachable",
     strength=0.62,
     title="the launcher could not start its processes on a host",
-    why="ssh to a host failed: not reachable, not permitted, or its daemon could not call back.",
+    why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
 )
 says(
     "mpi-interfaces",
@@ -556,6 +600,7 @@ says(
     "mpi-no-way",
     "At least one pair of MPI processes are unable to reach each other",
     "MPI_INIT has failed because at least one MPI process is unreachable",
+    "BTLs attempted: {names}",
     cause="net.wrong-interface",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
@@ -581,6 +626,11 @@ says(
     strength=0.72,
     title="MPI processes cannot connect to each other: firewall or wrong interface",
     why="MPI's own TCP connections fail although ssh works.",
+)
+says(
+    "mpi-connect-address",
+    "Message:    connect() to {address} failed",
+    why="The address that Open MPI could not connect to (its help-mpi-btl-tcp.txt).",
 )
 says(
     "mpi-translated",
@@ -625,10 +675,8 @@ says(
 )
 says(
     "resources-missing",
-    "The number of required GPUs exceeds the total number of available GPUs",
     "Insufficient nvidia.com/gpu",
     "0/{count:int} nodes are available",
-    "No available node types can fulfill resource request",
     "Cannot schedule{}GPU",
     "Requested node configuration is not available",
     "insufficient GPUs",
@@ -637,9 +685,12 @@ says(
     "pod group is not ready",
     "queue resource quota insufficient",
     "insufficient unused quota",
+    "exceeded quota: ",
+    "TopologyAffinityError",
+    "Node didn't have enough resource: ",
     cause="launch.world-size",
     strength=0.7,
-    title="the cluster has fewer GPUs or nodes than were asked for",
+    title="the scheduler finds no place for the job: too few free GPUs or nodes, none that admit it, or a quota",
     why="The scheduler cannot place the job.",
 )
 says(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures import says
 
 # "done" says it only alone on its line or in front: "done", "rank 3: done", "done: best batch size 12".
@@ -84,7 +85,8 @@ def _with_number(groups: dict[str, str], line: str) -> bool:
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line) or _AT_ITS_START.search(line)
-    return not trouble and not probe and not told and bool(_NUMBER_NEAR.search(line))
+    bare = not _NUMBER_NEAR.search(line)
+    return not (trouble or probe or told or bare or bystanders.is_preparation(line))
 
 
 says(

@@ -56,6 +56,14 @@ says(
     why="malloc or cudaHostAlloc failed: the host or the cgroup is out of memory.",
 )
 says(
+    "window-space",
+    "No suitable space found to accommodate size={size:word} within limit={limit:word}",
+    cause="app.pg-misuse",
+    strength=0.64,
+    title="NCCL's address space for registered windows is full ({limit}; {size} more was asked for)",
+    why="Each ncclCommWindowRegister takes its part, also of a buffer that is registered already: deregister windows, or register once. NCCL_WIN_STRIDE sets the space of a rank.",
+)
+says(
     "argument-check",
     ": invalid reduction operation {op:int}",
     ": reduction operation {op:int} unknown to this communicator",

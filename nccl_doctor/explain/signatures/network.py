@@ -96,6 +96,7 @@ says(
     "Port {port:int} is already in use",
     "port {port:int} is already in use",
     "but another process is utilizing it",
+    "port is already allocated",  # Docker
     cause="net.port-in-use",
     strength=0.96,
     title="the port is already in use on this host",
@@ -189,12 +190,62 @@ says(
     why="Nothing listens at that address and port: the peer died, is not yet there, or the address is one's own.",
 )
 says(
+    "rpc-peer-lost",
+    "EPIPE: broken pipe (this error originated at tensorpipe/",
+    "EOF: end of file (this error originated at tensorpipe/",
+    "ECONNRESET: connection reset by peer (this error originated at tensorpipe/",
+    "pipe closed (this error originated at tensorpipe/",
+    "RPC agent for {rank_name} encountered error when {doing}",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.42,
+    fold="a peer of torch.distributed.rpc is gone",
+    title="a peer of torch.distributed.rpc closed its connection: it died, or left before the others (rpc.shutdown() waits for all)",
+    why="What happened to the other process is in its own lines; at the end of a job it is usual.",
+)
+says(
+    "rpc-timeout",
+    "RPC ran for more than set timeout ({milliseconds:int} ms)",
+    role=Role.SYMPTOM,
+    cause="app.straggler-timeout",
+    strength=0.45,
+    fold="an RPC took too long",
+    title="a call of torch.distributed.rpc took longer than {milliseconds} ms",
+    why="The callee is slow, stuck or gone: its own lines say which.",
+)
+says(
     "rpc-listen",
     "In initFromLoop at {place}/transport/uv/listener.cc",
     cause="net.hostname-resolution",
     strength=0.8,
     title="TensorPipe (torch.distributed.rpc) cannot listen on what this host's own name resolves to: TP_SOCKET_IFNAME names the interface instead",
     why="The name resolves to a link-local address, or to one that this host does not have.",
+)
+says(
+    "dgl-bind",
+    "Failed bind on {address} , error: {error}",
+    cause="net.port-in-use",
+    strength=0.8,
+    title="DGL cannot listen on {address}: another process has the port (a server of an earlier run), or the address is of another host",
+    why='Its errno is often lost on the way: "error: Success".',
+    where=lambda groups, line: "tcp_socket.cc" in line and "annot assign" not in line,
+)
+says(
+    "lightgbm-port",
+    "Binding port {port:int} failed",
+    cause="net.port-in-use",
+    strength=0.85,
+    title="LightGBM cannot listen on port {port}: a worker of an earlier or another training has it (local_listen_port, machines)",
+    why="Each worker listens on the port that the list of machines gives it; on one host each needs one of its own.",
+    where=lambda groups, line: "LightGBM" in line,
+)
+says(
+    "lightgbm-machines",
+    "Machine list file doesn't contain the local machine",
+    cause="net.wrong-interface",
+    strength=0.85,
+    title="LightGBM's list of machines has no address and port of this host",
+    why="It compares the list with the addresses of its own interfaces: a name, or an address outside of the container, is none of them.",
 )
 says(
     "ps-lite-address",

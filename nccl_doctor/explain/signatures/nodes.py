@@ -18,6 +18,11 @@ def _no_image(line: str) -> bool:
     return _NOT_THERE.search(line) is not None and re.search(r"image|manifest|pull|reference", line) is not None
 
 
+# Nothing answered; the cluster has too little of what was asked for; qsub of an interactive job.
+_NOT_REFUSED = (
+    r"contact|[Tt]imed out|node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
+)
+
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
@@ -25,11 +30,11 @@ says(
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",
     "Reason=NodeDown",
-    "has low real_memory size",
     "PLEG is not healthy",
     "detected hard LOCKUP",
     "kernel BUG at",
     "unable to handle kernel",
+    "BUG: kernel NULL pointer dereference",
     "unable to handle page fault",
     "general protection fault, probably for non-canonical",
     "UE memory {kind:word} error on",
@@ -60,17 +65,22 @@ says(
     "Prolog launch failure",
     "Prolog hung on node",
     ": Prolog error",
+    "Prolog failure on node {node:word}",
+    "srun: error: Nodes {node:word} are still not ready",
+    "launch failed requeued held",
+    "launch_failed_requeued_held",
     "Required node not available (down, drained or reserved)",
     cause="sys.node-failure",
     strength=0.66,
     title="Slurm could not start the job on one of its nodes",
     why="A node did not answer, or its prolog failed. slurmd's log on that node says why.",
-    where=lambda groups, line: "credential" not in line,
+    where=lambda groups, line: not re.search("credential|layout tasks|cpu bind", line),
 )
 says(
     "step-unkillable",
     "DUE TO JOB NOT ENDING WITH SIGNALS",
     "DUE TO STEP NOT ENDING WITH SIGNALS",
+    "Kill task failed",  # the reason for which slurmctld drains the node
     cause="sys.node-failure",
     strength=0.6,
     title="Slurm could not end the job on one of its nodes",
@@ -140,6 +150,9 @@ says(
 says(
     "sandbox-failed",
     "ailed to create pod sandbox",
+    "ailed create pod sandbox",
+    "NetworkPlugin cni failed to ",
+    "network plugin is not ready: ",
     "failed to setup network for sandbox",
     "CreateContainerConfigError",
     cause="sys.container",
@@ -192,6 +205,7 @@ says(
 says(
     "gpus-not-handed-out",
     "requested number of devices unavailable for nvidia.com/{resource:word}",
+    "requested number of GPUs unavailable. ",
     "device marked unhealthy",
     cause="gpu.not-visible",
     strength=0.74,
@@ -235,6 +249,47 @@ says(
     why="Kubeflow's workers look up the master's name before they start: its pod or service is missing, or DNS does not know it.",
 )
 says(
+    "pod-not-running",
+    'unable to upgrade connection: container not found ("{container}")',
+    "unable to upgrade connection: pod does not exist",
+    "cannot exec into a container in a completed pod",
+    'Error from server (NotFound): pods "{pod}" not found',
+    'container "{container}" in pod "{pod}" is waiting to start: {reason}',
+    "does not have a host assigned",
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.48,
+    fold="kubectl finds no running container",
+    title="a pod of the job does not run (yet, or any more): kubectl reaches no container in it",
+    why="Launchers that start their workers by kubectl exec (MPI operators) need all of them to run: the pod's events say what it waits for.",
+)
+says(
+    "container-name-taken",
+    'Conflict. The container name "{name}" is already in use by container',
+    cause="unrelated",
+    strength=0.8,
+    title="a container with the name {name} is already there",
+    why="Docker starts no second one of the name, also where the first has ended: docker rm, or another --name.",
+)
+says(
+    "adapter-not-in-container",
+    'adding custom device "/dev/infiniband/{device:word}": no such file or directory',
+    cause="ib.device-not-found",
+    strength=0.85,
+    title="the host has no /dev/infiniband/{device}",
+    why="The container is given an RDMA device that the host's kernel did not make: no adapter, no driver, or ib_uverbs is not loaded.",
+)
+says(
+    "api-server-refuses",
+    "Error from server (Forbidden): {message}",
+    "Error from server (Invalid): {message}",
+    "Error from server (InternalError): {message}",
+    cause="unrelated",
+    strength=0.6,
+    title="Kubernetes refuses the request: {message}",
+    why="The API server answered kubectl with an error: rights, a field of the object, or a webhook. Nothing of the job has begun.",
+)
+says(
     "no-such-kind",
     "the server could not find the requested resource",
     "no matches for kind {kind}",
@@ -268,14 +323,76 @@ says(
     "slurmd[{pid:int}]: fatal: {message}",
     "slurmctld: fatal: {message}",
     "slurmd: fatal: {message}",
+    "T{time:word}] fatal: {message}",  # their log files
     cause="unrelated",
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
     why="slurmctld and slurmd end at an error of their configuration or state that they call fatal.",
 )
 says(
+    "slurm-plugin",
+    "error: cannot create {kind:word} context for {plugin}",
+    "error: Couldn't find the specified plugin name for {plugin} looking at all files",
+    "error: Couldn't load specified plugin name for {plugin}: {error}",
+    cause="unrelated",
+    strength=0.8,
+    title="Slurm cannot load its plugin {plugin}: it was not built or installed here, or does not start (cgroup/v2 needs systemd and dbus)",
+    why="Slurm's daemons and commands load what slurm.conf and cgroup.conf name, and end where a plugin is missing or refuses.",
+    where=lambda groups, line: not groups["plugin"].startswith("mpi/"),
+)
+says(
+    "submission-refused",
+    "Batch job submission failed: {reason}",
+    "Unable to allocate resources: {reason}",
+    "Job submit/allocate failed: {reason}",
+    "qsub: {reason}",
+    "Unable to run job: {reason}",  # Grid Engine
+    ". Job not submitted",  # LSF
+    cause="unrelated",
+    strength=0.85,
+    title="the scheduler refuses the job: {reason}",
+    why="An account, partition, limit or resource of the request is not valid here: nothing has begun.",
+    where=lambda groups, line: not re.search(_NOT_REFUSED, groups.get("reason", "")),
+)
+says(
+    "slurm-output-refused",
+    "Could not open stdout file {path}: {error}",
+    "Could not open stderr file {path}: {error}",
+    cause="unrelated",
+    strength=0.7,
+    title="Slurm cannot open the job's output file {path} on the node: {error}",
+    why="Slurm does not create directories for --output, and the node needs the file system on which it lies.",
+)
+says(
+    "slurm-directory-gone",
+    "couldn't chdir to `{path}': {error}: going to /tmp instead",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.5,
+    title="the job's directory {path} is not on the node: {error}",
+    why="The job goes on in /tmp, where its files are not: the shared file system is not mounted there, or the directory lies on another host alone.",
+)
+says(
+    "slurm-gpus-without-files",
+    "unable to set env vars, no device files configured",
+    cause="gpu.not-visible",
+    strength=0.7,
+    title="Slurm gives the job GPUs without their devices: its gres.conf on this node names no File=",
+    why="Without device files (or AutoDetect=nvml) Slurm sets no CUDA_VISIBLE_DEVICES.",
+)
+says(
+    "slurm-low-memory",
+    "has low real_memory size ({there:int} < {wanted:int})",
+    "has low real_memory size",
+    "Low RealMemory",
+    cause="sys.node-failure",
+    strength=0.7,
+    title="a node has less memory than slurm.conf says: Slurm takes it out of service",
+    why="A memory module failed or was taken out, or RealMemory= is more than the kernel leaves.",
+)
+says(
     "slurm-node-described-otherwise",
     "Node configuration differs from hardware: {difference}",
+    "gres/{kind:word}: invalid GRES core specification {difference}",
     cause="unrelated",
     strength=0.44,
     title="slurm.conf describes the node otherwise than its hardware is: {difference}",
@@ -285,6 +402,7 @@ says(
     "slurm-not-there",
     "Munge encode failed",
     "Unable to contact slurm controller",
+    "failed to fetch remote configs",  # slurmd and sackd without a slurm.conf of their own
     cause="sys.clock-or-dns-or-fs",
     strength=0.78,
     where=lambda groups, line: "slurm_load_" not in line,  # squeue, sinfo: who only asks
@@ -301,6 +419,20 @@ says(
     why="The RDMA device plugin has nothing to hand out: no adapter found, its port down, or all of them given away.",
 )
 says(
+    "rdma-plugin-failed",
+    "can not change : incorrect RDMA subsystem network namespace",
+    "can not get RDMA subsystem network namespace mode",
+    "Fail to configure sriov; error = {error}",
+    "Warning: no devices in device pool, creating empty resource server for {resource}",
+    "Warning: no Rdma Devices were found for resource {resource}",
+    "missing RDMA device spec for device {device}",
+    cause="ib.device-not-found",
+    strength=0.7,
+    title="the RDMA device plugin of the node has no device to hand out",
+    why="Its selectors fit no adapter, the adapter's driver made no RDMA device or no virtual functions, or the node's RDMA name spaces are exclusive "
+    "(`rdma system set netns shared`) where the shared plugin needs them shared.",
+)
+says(
     "ended-with-error",
     "0/1     Error",
     "CrashLoopBackOff",
@@ -308,6 +440,7 @@ says(
     "0/{count:int} {}Error ",
     "BackoffLimitExceeded",
     "reached the specified backoff limit",
+    "jobset failed due to {reason}",
     " FAILED {}:",
     "JobState=FAILED",
     "(status: FAILED",  # SkyPilot: FAILED, FAILED_SETUP, FAILED_DRIVER
@@ -316,7 +449,7 @@ says(
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
     where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal", line) is not None
+        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal|jobset", line) is not None
     ),
 )
 says(

@@ -69,8 +69,9 @@ says(
 says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
-    "Failed to initialize NVML: could not load NVML library",
-    "Detected non-NVML platform: could not load NVML library",  # the device plugin, from 0.14 on
+    "could not load NVML library",  # the device plugin
+    "Incompatible strategy detected auto",
+    "invalid device discovery strategy",
     cause="sys.container",
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
@@ -95,7 +96,6 @@ says(
     "dlvsym failed",
     "compiled with NCCL version {a}, but is running with NCCL library version {b}",
     "undefined reference to",
-    "double free or corruption",
     "version mismatch{}libnccl",
     "file too short",
     "cannot allocate memory in static TLS block",
@@ -109,6 +109,14 @@ says(
             line,
         )
     ),
+)
+says(
+    "heap-corrupted",
+    "double free or corruption",
+    cause="sw.library-conflict",
+    strength=0.76,
+    title="a process's heap is corrupted: two builds of one library in it, or its own bug",
+    why="glibc finds memory freed twice or its bookkeeping overwritten: often an extension built against another torch or C++ library, else a bug, or a device that wrote where it should not.",
 )
 says(
     "toolkit-mismatch",
@@ -129,6 +137,39 @@ says(
     "Allowing this combination of CUDA",
     role=Role.HARMLESS,
     why="DeepSpeed compiles its extensions with a CUDA of the same major version as torch's, or was told not to look.",
+)
+# bitsandbytes 0.35 to 0.50
+says(
+    "bitsandbytes-refuses",
+    "CUDA Setup failed despite {device} being available",
+    "Attempted to use bitsandbytes native library functionality but it's not available",
+    "not available in CPU-only version of bitsandbytes",
+    cause="sw.library-conflict",
+    strength=0.88,
+    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
+    why="It raises where its binary is used: the wheel has one for each CUDA, BNB_CUDA_VERSION chooses another than torch's.",
+)
+says(
+    "bitsandbytes-without-binary",
+    "Could not find the bitsandbytes {backend} binary at",
+    "Could not load bitsandbytes native library: {error}",
+    "bitsandbytes library load error: {error}",
+    "CUDA SETUP: Required library version not found: libbitsandbytes",
+    cause="sw.library-conflict",
+    strength=0.6,
+    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
+    why="Only told at its import: it fails later, and only if the job uses it.",
+)
+# xformers 0.0.16 to 0.0.35
+says(
+    "xformers-of-another-build",
+    "xFormers can't load C++/CUDA extensions",
+    "xFormers wasn't build with CUDA support",
+    "xFormers is not built: Need to compile C++ extensions",
+    cause="sw.library-conflict",
+    strength=0.55,
+    title="xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
+    why="Told at its import; the job fails later, and only if it uses memory_efficient_attention (No operator found).",
 )
 says(
     "cudnn-mismatch",
@@ -160,10 +201,11 @@ says(
     "module 'torch._C' has no attribute '_cuda_{name:word}'",
     "No module named 'torch._C._distributed_c10d'",
     "PyTorch is not compiled with NCCL support",
+    "Unknown communication backend: nccl",  # turbomind
     cause="sw.no-nccl-backend",
     strength=0.95,
-    title="this torch was built without NCCL (or without CUDA)",
-    why="A CPU-only or foreign-platform build of torch is installed on this host.",
+    title="this torch (or turbomind) was built without NCCL (or without CUDA)",
+    why="A CPU-only or foreign-platform build is installed on this host.",
 )
 says(
     "torch-lacks-part",
@@ -343,6 +385,7 @@ says(
     "nccl-frame",
     " nccl{name:word}",
     "(nccl{name:word}",
+    "`nccl{name:word}",  # lldb's
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.5,
@@ -350,9 +393,9 @@ says(
     title="a process crashed inside NCCL ({name})",
     why="A native stack names NCCL's own functions.",
     where=lambda groups, line: (
-        bool(re.search(r"(?:@\s+0x|^\s*#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
+        bool(re.search(r"(?:@\s+0x|^\s*(?:\* )?(?:frame )?#\d+|\[0x|PC: @|0x[0-9a-f]{8,}\s+nccl\w+\()", line))
         # a function: no type of a parameter, and no host that is called nccl-0
-        and bool(re.search(r"[ (]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
+        and bool(re.search(r"[ (`]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
 )
@@ -386,16 +429,79 @@ says(
     "malloc(): {what}",
     "double free or corruption",
     "corrupted size vs. prev_size",
+    "*** stack smashing detected ***",
     role=Role.SYMPTOM,
     fold="crash handlers",
     why="A crash handler's report; the frames beneath say whose code it was.",
 )
 
+# What native code says last when it ends itself, before SIGABRT or SIGILL.
+_C_ASSERTION = re.compile(r"\S\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|inc|inl|ipp):\d+:? .*Assertion `")
+says(
+    "native-assertion",
+    "Assertion `{assertion}' failed",
+    cause="app.rank-exception",
+    strength=0.62,
+    title="an assertion of native code ended a process: {assertion}",
+    why="C's assert prints its place and condition, and aborts: whose code it is, the file's path tells.",
+    where=lambda groups, line: (
+        "thread: [" not in line and "num_file_bytes" not in line and _C_ASSERTION.search(line) is not None
+    ),  # of a kernel; of swap-file-short
+)
+_FATAL_CHECK = re.compile(r"(?:^|[^\s:]:\d+\] +)Check failed: |\bC \d+ \d+\] .*:\d+: +Check failed: ")
+_CHECKS_KNOWN_BETTER = re.compile(r"nccl|cuda|hip|rpc|connect|bind|socket|memory", re.IGNORECASE)
+says(
+    "native-check",
+    "Check failed: {check}",
+    cause="app.rank-exception",
+    strength=0.55,
+    title="a check of native code ended a process: {check}",
+    why="glog, absl, TensorFlow, XLA and Ray print the condition that does not hold, and abort.",
+    where=lambda groups, line: (
+        _FATAL_CHECK.search(line) is not None and _CHECKS_KNOWN_BETTER.search(groups["check"]) is None
+    ),
+)
+says(
+    "llvm-gave-up",
+    "LLVM ERROR: {error}",
+    cause="app.rank-exception",
+    strength=0.55,
+    title="the compiler below Triton, XLA or Numba ended a process: LLVM ERROR: {error}",
+    why="LLVM aborts on what it cannot compile: code for another GPU or CPU, or a bug of that release.",
+    where=lambda groups, line: "out of memory" not in line,
+)
+says(
+    "heap-broken",
+    "double free or corruption",
+    "corrupted size vs. prev_size",
+    "corrupted double-linked list",
+    "free(): invalid {what}",
+    "malloc(): {what}",
+    "malloc_consolidate(): {what}",
+    "realloc(): invalid {what}",
+    "munmap_chunk(): invalid pointer",
+    "*** stack smashing detected ***",
+    cause="sw.library-conflict",
+    strength=0.52,
+    title="the C library found memory overwritten: two builds of one library in a process, or a bug of an extension",
+    why="It sees the damage later than it was done. Import order and LD_PRELOAD matter where two libstdc++, OpenMP or allocators meet.",
+)
+says(
+    "cpu-lacks-instruction",
+    "Illegal instruction (core dumped)",
+    "Signal: Illegal instruction (4)",
+    "on signal 4 (Illegal instruction)",
+    "Signal 4 (SIGILL) received by PID",
+    "died with <Signals.SIGILL",
+    cause="sw.library-conflict",
+    strength=0.52,
+    title="a process met an instruction that its CPU does not have: a library built for a newer CPU, or native code that traps on purpose",
+    why="Wheels built with AVX-512 or for another machine's CPU (-march=native); some programs also end on an error of theirs with a trap.",
+)
 says(
     "crash-in-libnccl",
     "libnccl.so(+0x",
     "/libnccl.so.2(",
-    "in libnccl.so",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.6,

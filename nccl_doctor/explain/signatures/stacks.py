@@ -7,6 +7,9 @@ import re
 from nccl_doctor.explain.signatures import says
 
 _PROCESS = re.compile(r"\bProcess \d+: \S")
+_DEBUGGERS_FRAME = re.compile(
+    r"\s*(?:\* )?(?:frame )?#\d+"
+)  # gdb's, and lldb's with a star at the one that is selected
 
 says(
     "stack-process",
@@ -39,19 +42,21 @@ says(
     "stack-abort",
     "ncclCommAbort",
     why="A thread's stack leads through ncclCommAbort.",
-    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
+    where=lambda groups, line: _DEBUGGERS_FRAME.match(line) is not None or "(libnccl" in line,
 )
 says(
     "stack-mpi",
     "in PMPI_{call:word}",
     "in MPI_{call:word}",
+    "`PMPI_{call:word}",  # lldb's
+    "`MPI_{call:word}",
     why="A thread's stack leads through a call of MPI.",
-    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None,
+    where=lambda groups, line: _DEBUGGERS_FRAME.match(line) is not None,
 )
 says(
     "stack-bootstrap",
     "bootstrapRoot",
     "bootstrapInit",
     why="A thread's stack leads through the bootstrap, in which all ranks of a communicator meet.",
-    where=lambda groups, line: re.match(r"\s*(?:frame )?#\d+", line) is not None or "(libnccl" in line,
+    where=lambda groups, line: _DEBUGGERS_FRAME.match(line) is not None or "(libnccl" in line,
 )

@@ -131,6 +131,17 @@ says(
     why="The store's process (rank 0 or the agent of the first node) exited or was cut off: secondary.",
 )
 says(
+    "store-out-of-step",
+    "Stop_waiting response is expected",
+    "wait_canceled response is expected",
+    role=S,
+    cause="launch.rdzv",
+    strength=0.46,
+    fold="the store answered something else",
+    title="the store answers something else than was asked: another version of torch on its side, another program on its port, or a connection that broke",
+    why="A client of the TCPStore reads an answer that its protocol does not have at this point.",
+)
+says(
     "comm-aborted",
     "communicator was aborted",
     "communicator was revoked",
@@ -238,6 +249,7 @@ says(
 says(
     "signal-exit",
     "Signal 15 (SIGTERM) received by PID",
+    "`Termination signal` is detected by the operating system",  # Paddle
     "exitcode: -15",
     "exit code 143",
     "exit code: 143",
@@ -290,6 +302,7 @@ says(
 says(
     "sigabrt-exit",
     "Signal 6 (SIGABRT) received by PID",
+    "`Process abort signal` is detected by the operating system",  # Paddle
     "Aborted (core dumped)",
     "exitcode  : -6",
     "exitcode: -6",
@@ -385,7 +398,7 @@ says(
     "EngineCore encountered a fatal error",
     "EngineCore failed to start",
     "Engine process failed to start",
-    "died unexpectedly, shutting down executor",
+    "Engine core proc {name:word} died unexpectedly",
     "A worker died or was killed while executing",
     "Received sigquit from a child process. It usually means the child failed",  # SGLang
     "ray.exceptions.RayChannelError: System error: Channel closed",
@@ -602,17 +615,30 @@ says(
         "heartbeat timeout" not in line  # the coordinator itself tells of another task
         and "preemption notice from coordination service" not in line
         and "RPC to coordination service" not in line
+        and " UNAVAILABLE: Internal: " not in line  # a model in Triton's table
     ),
+)
+says(
+    "triton-model-not-loaded",
+    "creating server: Internal - failed to load all models",
+    "failed to load '{model}' version {version:int}: {reason}",
+    role=S,
+    cause="unrelated",
+    strength=0.42,
+    fold="Triton could not load a model",
+    title="Triton ends as it could not load a model: {reason}",
+    why="Triton's own line on the model, or its table's row, says why; what the backend printed stands before it.",
 )
 says(
     "ray-vanished",
     "Worker unexpectedly exits with a connection error code 2. End of file",
+    "Worker proc {name:word} died unexpectedly, shutting down executor",  # vLLM
     role=S,
     cause="sys.host-oom",
     strength=0.42,
-    fold="a Ray worker's process vanished",
-    title="a Ray worker's process vanished: the reasons that Ray lists are guesses (memory, SIGKILL, a crash)",
-    why="The raylet only saw the connection end. The kernel log (oom-killer) or the worker's own log says why.",
+    fold="a worker's process vanished",
+    title="a worker's process vanished without a word of its own: memory, SIGKILL or a crash",
+    why="The raylet, or vLLM's executor, only saw it end. The kernel log (oom-killer) or the worker's own log says why.",
 )
 says(
     "worker-failed",

@@ -51,6 +51,7 @@ says(
     "exit code: 135",
     "exit code 135",
     "Bus error",
+    "`Access to an undefined portion of a memory object` is detected by the operating system",  # Paddle
     "SIGBUS",
     cause="sys.shm",
     strength=0.86,
@@ -77,6 +78,7 @@ says(
     "Thread creation failed",
     "fork: retry: Resource temporarily unavailable",
     "fork: Resource temporarily unavailable",
+    "fork: retry: No child processes",
     "Cannot fork",
     "pthread_create{}Resource temporarily unavailable",
     "failed to create new OS thread",
@@ -93,8 +95,8 @@ says(
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
     where=lambda groups, line: (
         bool(re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE))
-        and not re.search(r"accept|recv|send|connect", line, re.IGNORECASE)
-    ),  # sockets that need no answer now
+        and not re.search(r"accept|recv|send|connect|propagate", line, re.IGNORECASE)
+    ),  # sockets that need no answer now, Slurm's limits
 )
 
 # --- host memory
@@ -119,6 +121,7 @@ says(
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
     "exceeded step memory limit",
+    "Exceeded step memory limit",
     "memory.max",
     "TERM_MEMLIMIT",
     "job killed: mem",
@@ -143,7 +146,8 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|fi_mr_reg|register|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
@@ -306,8 +310,26 @@ says(
     title="a shared file system or the host hangs or fails",
     why="The kernel or the program reports input/output trouble or a stale handle.",
     where=lambda groups, line: (
-        not re.search(r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(", line)
+        not re.search(
+            r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(|register (?:memory|MR|mr)\b",
+            line,
+        )
     ),  # status -3: UCX's
+)
+
+says(
+    "clock-refused",
+    "RequestTimeTooSkewed",
+    "The difference between the request time and the",
+    "Signature not yet current",
+    "Token used too early",
+    "certificate has expired or is not yet valid: current time {now} is before",
+    "certificate is not yet valid",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.88,
+    title="a server refuses what this host sends, as its clock is wrong",
+    why="Object stores sign requests with the time, and certificates and tokens begin at one: compare `date -u` with another host's. Of S3 also said "
+    "where a single part of an upload took longer than 15 minutes.",
 )
 
 # --- containers
@@ -331,7 +353,8 @@ says(
     "Unable to open /sys",
     "pidfd_getfd",
     "pidfd_open",
-    "ptrace",
+    "ptrace: Operation not permitted",
+    'operation="ptrace"',
     "/sys/fs/cgroup/{file}' failed: ",
     "unable to add pids to '/sys/fs/cgroup",
     cause="sys.container",
@@ -341,6 +364,27 @@ says(
     where=lambda groups, line: bool(
         re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed|Unknown Error", line)
     ),
+)
+says(
+    "no-cdi-devices",
+    "unresolvable CDI devices {devices}",
+    "failed to inject CDI devices",
+    "failed to stat CDI host device {devices}",
+    cause="sys.container",
+    strength=0.8,
+    title="no CDI specification of this host describes the GPUs that the container asks for: {devices}",
+    why="Podman, containerd and the toolkit's CDI mode read /etc/cdi and /var/run/cdi: none was generated (nvidia-ctk cdi generate), it is of an "
+    "older driver or of a version that the engine cannot read, or the device in it is gone.",
+)
+says(
+    "no-gpu-files-for-the-container",
+    "Could not find any nv files on this host",
+    "Could not find any nv libraries on this host",
+    "Could not find any rocm files on this host",
+    cause="gpu.not-visible",
+    strength=0.62,
+    title="Apptainer (Singularity) finds no GPU driver's files on this host to bind into the container",
+    why="--nv and --rocm bind the driver's libraries of the host: a login node has none, and where ldconfig does not list them they are not found.",
 )
 says(
     "devices-taken-away",
@@ -355,6 +399,7 @@ says(
     "Cuda failure 999 'unknown error'",
     "CUDA error: unknown error",
     "Cuda failure 'unknown error'",
+    "Test CUDA failure {place} 'unknown error'",
     why="CUDA's error 999: the driver could not say more.",
 )
 
@@ -368,6 +413,7 @@ says(
     "NodeNotReady",
     "Kubelet stopped posting node status",
     " has missed too many heartbeats from it",
+    "This node has be{}n marked as dead",  # the raylet itself, in both its spellings
     "because its node has died",
     "the node it was running on is dead or unavailable",
     "node.kubernetes.io/unreachable",
@@ -494,16 +540,26 @@ says(
     "container-runtime",
     "OCI runtime create failed",
     "nvidia-container-cli: ",
+    " nvc.c:{line:int}] failed to change root directory",
     "could not select device driver",
     "unshare: Operation not permitted",
     "mount: permission denied",
     "CreateContainerError",
     "failed to create shim task",
+    "OCI runtime error",
+    "unknown or invalid runtime name: ",
+    "Cannot connect to the Docker daemon",
+    "trying to connect to the Docker daemon socket",
+    "bind source path does not exist",
+    "error gathering device information while adding custom device",
     "pyxis: ",
     "enroot: ",
     "enroot-",
     "apptainer: ",
     "FATAL:   container",
+    "FATAL:   While ",  # Apptainer, Singularity
+    "FATAL: kernel too old",
+    "ERROR  : Failed creating directory {path}/.singularity.d",  # Singularity 2
     cause="sys.container",
     strength=0.66,
     title="the container could not be started",

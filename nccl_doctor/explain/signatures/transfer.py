@@ -6,6 +6,8 @@ sources. What DeepEP's own kernels print of waiting is among the symptoms.
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -166,7 +168,10 @@ says(
     "Decode handshake failed for request",
     "Failed due to an unknown reason from another rank",
     role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
     fold="KV-cache transfers that failed",
+    title="transfers of KV caches between prefill and decode fail; why, another rank or the other instance says",
     why="One request's cache did not arrive; the reason stands at the end of the line, or on another rank.",
 )
 says(
@@ -206,6 +211,80 @@ says(
     why="They must agree on version, model, data type, page size and layout of the cache.",
 )
 says(
+    "nixl-plugin",
+    "createBackend: unsupported backend '{backend}'",
+    "getPluginParams: backend '{backend}' not found",
+    "Failed to find nixl_plugin_init in",
+    "Plugin API version mismatch for {file}: expected",
+    "Plugin directory does not exist or is not readable:",
+    cause="net.plugin",
+    strength=0.82,
+    title="NIXL has no plugin for its backend: {backend}",
+    why="libplugin_{BACKEND}.so is not in NIXL_PLUGIN_DIR, of another version, or the library it needs (UCX's libucp.so) is not found: ldd shows it.",
+)
+says(
+    "nixl-backend",
+    "NIXL_ERR_BACKEND",
+    "registerMem: registration failed for the specified or all potential backends",
+    "backend creation failed for '",
+    "backend initialization error for '",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="NIXL's backend refused",
+    title="NIXL's backend (UCX, where no other is named) refused",
+    why="The reason is the backend's: its lines with UCX_LOG_LEVEL=info tell. GPU memory that cannot be registered is often a UCX without CUDA, or a second UCX beside the wheel's own.",
+)
+says(
+    "kv-wrong-peer",
+    "Remote NIXL agent engine ID mismatch",
+    cause="net.wrong-interface",
+    strength=0.82,
+    title="a NIXL handshake reached another engine than it meant: VLLM_NIXL_SIDE_CHANNEL_HOST (default localhost) is not an address of the other host",
+    why="vLLM asks the side channel's address for the engine's agent. Left at its default, both hosts tell their own localhost; the same port for two "
+    "engines of a host (VLLM_NIXL_SIDE_CHANNEL_PORT), or a pod that was started anew, looks the same.",
+)
+says(
+    "llama-rpc-gone",
+    "Remote RPC server crashed or returned malformed response",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.46,
+    fold="a server of llama.cpp's RPC is gone",
+    title="a server of llama.cpp's RPC ended, or sent what is none of its answers",
+    why="rpc-server's own output says why: mostly its GPU or host ran out of memory, or an operation its backend lacks.",
+)
+says(
+    "llama-rpc-unreachable",
+    "Failed to connect to {endpoint:word}",
+    "RPC handshake failed for {endpoint:word}",
+    cause="net.master-unreachable",
+    strength=0.46,
+    title="{endpoint} does not answer: nothing listens there, or a firewall or a wrong address is in between",
+    why="llama.cpp names the server of --rpc that it cannot reach, and tells no reason; rpc-server listens on 127.0.0.1 unless it is given -H.",
+    where=lambda groups, line: re.search(r"(?:connect to|failed for) \S*:\d{1,5}\s*$", line) is not None,
+)
+says(
+    "llama-rpc-versions",
+    "RPC server version mismatch: {version:word}",
+    cause="sw.nccl-version-mismatch",
+    strength=0.88,
+    title="an rpc-server of llama.cpp is of another version than its client",
+    why="llama.cpp's RPC has a version of its own: build client and servers from the same commit.",
+)
+says(
+    "dynamo-no-etcd",
+    "Failed to connect to etcd server with config",
+    "Unable to create lease. Check etcd server status",
+    "nats.errors.NoServersError",
+    "nats: no servers available for connection",
+    "Failed to connect to NATS",
+    cause="net.master-unreachable",
+    strength=0.78,
+    title="the service under which the parts of a serving cluster find each other (etcd or NATS) does not answer",
+    why="Dynamo keeps its workers in etcd and its queues in NATS (ETCD_ENDPOINTS, NATS_SERVER; default localhost): not started, or another address.",
+)
+says(
     "mooncake-no-device",
     "RdmaTransport: No available RNIC",
     "No matched device found: {device}",
@@ -224,6 +303,34 @@ says(
     strength=0.86,
     title="the GID that Mooncake uses is empty: MC_GID_INDEX does not fit this port",
     why="The port's GID table has no entry at that index (RoCE v2 over IPv4 is often 3).",
+)
+says(
+    "deepep-few-ranks",
+    "'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
+    cause="app.pg-misuse",
+    strength=0.78,
+    title="DeepEP's kernels between hosts want more ranks than fit one NVLink domain (8), or its low-latency mode",
+    why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
+)
+says(
+    "mooncake-registers-gpu",
+    "DMA BUF supported required for GPU RDMA",
+    "Failed to retrieve dmabuf for {address:word}",
+    "Failed to export dma_buf for addr=",
+    cause="ib.gdr",
+    strength=0.84,
+    title="GPU memory cannot be registered for Mooncake's transfers",
+    why="Neither nvidia_peermem nor DMA-BUF lets the adapter reach this memory.",
+)
+says(
+    "mooncake-registers",
+    "Failed to register memory {address:word}: {error} [{errno:int}]",
+    "Failed to register memory region (chunk",
+    cause="ib.memlock",
+    strength=0.72,
+    title="the adapter registers no memory for Mooncake: {error}",
+    why="ENOMEM is the locked-memory limit or the adapter's keys; ERANGE, EINVAL and EIO are a driver that registers no such size (its max_mr_size) or kind of memory.",
+    where=lambda groups, line: "Bad address" not in line,
 )
 says(
     "mooncake-handshake",

@@ -307,6 +307,14 @@ def test_every_document_of_a_yaml_file_is_read() -> None:
     assert len(yaml_file.read("---\n".join(one.format(kind=number) for number in range(60)))) == 60
 
 
+def test_a_file_inside_a_yaml_file_keeps_its_lines_and_stands_for_itself() -> None:
+    """A ConfigMap: the lines of its files were counted from their own beginnings, and ``--fix`` would have hit others."""
+    text = "data:\n  a.env: |\n    # of one job\n    NCCL_DEBUG=INFO\n  b.env: |\n    NCCL_DEBUG=WARN\n"
+    first, second = yaml_file.read(text, "map.yaml")
+    assert [(item.value, item.line) for item in (first, second)] == [("INFO", 4), ("WARN", 6)]
+    assert not first.meets(second)
+
+
 def test_null_in_yaml_sets_nothing() -> None:
     assert yaml_file.read("env_vars:\n  NCCL_DEBUG: null\n  NCCL_PROTO: ~\n  NCCL_ALGO:\n") == []
     found = yaml_file.read("env:\n- name: NCCL_DEBUG\n  value:\n")

@@ -45,7 +45,8 @@ def test_a_log_that_ends_where_nccl_is_initialised_proves_nothing() -> None:
     assert explain_text(_SET_UP + "Training complete.\n").verdict is Verdict.HEALTHY
     before = "Downloading shards: 100%|####| 30/30 [00:10<00:00, 2.9it/s]\n"
     assert explain_text(before + _SET_UP).verdict is Verdict.UNDECIDED
-    assert explain_text(_SET_UP + before).verdict is Verdict.HEALTHY
+    assert explain_text(_SET_UP + before).verdict is Verdict.UNDECIDED
+    assert explain_text(_SET_UP + before.replace("Downloading shards", "Epoch 0")).verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,21 @@ def test_a_failure_with_many_causes_is_not_healthy_whatever_is_printed_behind_it
     got = explain_text(f"{_STEPS}{said}\n{chatter}")
     assert (got.verdict, _first(got)) == (Verdict.UNDECIDED, cause)
     assert explain_text(f"{_STEPS}{said}\n{_STEPS}").verdict is Verdict.HEALTHY
+
+
+def test_an_mpi_that_could_not_start_is_a_consequence_where_the_cause_is_told() -> None:
+    said = "It looks like MPI_INIT failed for some reason; your parallel process is\n"
+    why = (
+        "[n1:7] UCX ERROR ibv_reg_mr(address=0x7f, length=3774, access=0xf) failed: Cannot allocate memory : Please set "
+        "max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)\n"
+    )
+    assert explain_text(said).verdict is Verdict.UNDECIDED
+    assert "MPI could not start" in {item.text for item in explain_text(said + why).consequences}
+
+
+def test_an_mpi_that_could_not_start_and_was_started_anew_is_healthy() -> None:
+    got = explain_text("It looks like MPI_INIT failed for some reason; your parallel process is\n" + _STEPS)
+    assert got.verdict is Verdict.HEALTHY
 
 
 def test_a_traceback_below_the_end_is_trouble_though_it_is_cut() -> None:

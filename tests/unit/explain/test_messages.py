@@ -655,11 +655,92 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
+            "a GPU is gone or needs a reset",
+            "[31327.72] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=6, emitted seq=8",
+        ),
+        (
+            "a GPU does not start: it needs a reset",
+            "[ 5.11] [drm:amdgpu_device_init [amdgpu]] *ERROR* hw_init of IP block <gfx_v11_0> failed -110\n"
+            "[ 5.13] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init",
+        ),
+        (
+            "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here",
+            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs0\nNo IB devices found",
+        ),
+        (
+            "the IOMMU blocks direct transfers between devices (page faults in the kernel log)",
+            "double free or corruption (!prev)\n[ 7460.483919] nvidia 0000:81:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x001c]",
+        ),
+        (
             "CUDA is not ready: the fabric manager is not running (error 802)",
             "ERROR: The NVIDIA Driver is present, but CUDA failed to initialize.  GPU functionality will not be available.\n   [[ System not yet initialized (error 802) ]]",
+        ),
+        (
+            "the build has no code for this GPU: torch, an extension or the compiler's toolkit is older than the GPU, or made for others",
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+        (
+            "a GPU has more peers than the driver maps (8): at most 9 GPUs in one process or job of this host",
+            "gpu31:4207:4207 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'",
+        ),
+        (
+            "a rank loaded its quantised model onto another GPU than its own, usually all onto GPU 0: device_map has to name the GPU of its local rank",
+            "ValueError: You can't train a model that has been loaded in 8-bit precision on a different device than the one you're training on.",
+        ),
+        (
+            'an assertion of native code ended a process: dst.isAmpere() && "not on this GPU"',
+            "python: /project/lib/Analysis/Layout.cpp:43: unsigned int mlir::triton::order(mlir::Attribute): Assertion `dst.isAmpere() && "
+            '"not on this GPU"\' failed.\nE0312 10:02:14.220000 130 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 1 (pid: 142) of binary: python',
+        ),
+        (
+            "a check of native code ended a process: slot != nullptr (0 vs. 0) no room",
+            "F0312 10:02:13.120000 1412 ring_ops.cc:55] Check failed: slot != nullptr (0 vs. 0) no room\n*** Check failure stack trace: ***\nAborted (core dumped)",
+        ),
+        (
+            "the compiler below Triton, XLA or Numba ended a process: LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl",
+            "LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl\nAborted (core dumped)",
+        ),
+        (
+            "the C library found memory overwritten: two builds of one library in a process, or a bug of an extension",
+            "munmap_chunk(): invalid pointer\nE0312 10:02:14.220000 130 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 1 (pid: 142) of binary: python",
+        ),
+        (
+            "a process met an instruction that its CPU does not have: a library built for a newer CPU, or native code that traps on purpose",
+            "subprocess.CalledProcessError: Command '['python', '-u', 'train.py']' died with <Signals.SIGILL: 4>.\n",
+        ),
+        (
+            "xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
+            "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n    PyTorch 2.1.0+cu121 with CUDA 1201 (you have 2.1.0+cu118)",
         ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+def test_a_tracker_that_asks_where_nobody_answers() -> None:
+    got = explain_text(
+        "wandb: Enter your choice: [2024-09-14 11:10:18,321] [INFO] [launch.py:316] Killing subprocess 7\n"
+    )
+    assert got.causes[0].title.startswith("Weights & Biases asks for a login")
+
+
+def test_the_torch_that_something_was_built_for_is_not_the_one_that_runs() -> None:
+    said = "    PyTorch {} with CUDA 1201 (you have 2.1.0+cu118)\nfused_ops was compiled with PyTorch {}\nPyTorch version: 2.3.1\n"
+    got = explain_text(said.format("2.1.0+cu121", "1.9.0"))
+    assert got.versions["torch"] == "2.3.1"
+
+
+@pytest.mark.parametrize("of", ["!ip.empty() failed to connect", "ncclCommInitRank(comm) : unhandled system error"])
+def test_a_check_of_what_a_connection_or_nccl_says_blames_no_code(of: str) -> None:
+    got = explain_text(f"F0312 10:02:13.120000 1412 manager.cc:55] Check failed: {of}\n")
+    assert not any("check of native code" in cause.title for cause in got.causes)
+
+
+def test_a_full_disk_is_not_the_assertion_that_found_it() -> None:
+    got = explain_text(
+        "/nvme/optimizer/rank0/0_param.tensor.swp: buffer nbytes != file bytes 288 != 0\n"
+        "python: /ops/aio/deepspeed_py_aio_handle.cpp:223: int pread(): Assertion `nbytes() == num_file_bytes' failed.\n"
+    )
+    assert got.causes[0].id == "sys.disk-full"

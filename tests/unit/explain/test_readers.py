@@ -91,6 +91,11 @@ def test_interleaved_tracebacks_are_put_together() -> None:
     assert found == {(0, "KeyError", "/job/b.py:4"), (1, "ValueError", "/job/a.py:3")}
 
 
+def test_the_name_of_an_exception_that_several_ranks_tell_at_once() -> None:
+    (told,) = _scan("RuntimeErrorRuntimeError: : NCCL error in: a.cpp:1, internal error\n").tracebacks
+    assert told.type == "RuntimeError"
+
+
 def test_line_numbers_across_blocks() -> None:
     filler = "x" * 99 + "\n"
     text = (
@@ -257,3 +262,17 @@ def test_a_killed_process_costs_time_and_no_file(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(files, "read_file", dies_elsewhere)
     found = explain_paths([str(tmp_path)], workers=2)
     assert (found.read.files, found.causes[0].ranks) == (8, tuple(range(8)))
+
+
+@pytest.mark.parametrize("first", ["", "    main()\n"])
+@pytest.mark.parametrize("lead", ["", "[rank3]: ", "    "])
+def test_a_paste_that_begins_inside_a_traceback_keeps_its_frames(first: str, lead: str) -> None:
+    lines = [*first.splitlines(), '  File "/w/train.py", line 120, in main', "    loss = step(batch)"]
+    lines += ['  File "/w/train.py", line 88, in step', "    x = table[key]", "KeyError: 'dog'"]
+    [item] = _scan("".join(f"{lead}{line}\n" for line in lines)).tracebacks
+    assert (item.type, item.where, item.frames) == ("KeyError", "/w/train.py:88", ("/w/train.py:120", "/w/train.py:88"))
+
+
+def test_a_frame_in_the_middle_of_a_log_begins_no_traceback() -> None:
+    log = "hello\nworld\n" + '  File "/w/train.py", line 120, in main\n    main()\n' + "KeyError: 'dog'\n"
+    assert all(not item.frames for item in _scan(log).tracebacks)

@@ -535,6 +535,14 @@ def test_an_error_by_its_level_is_quoted_before_lines_chosen_by_words() -> None:
     assert got.causes[0].evidence[0].text.startswith("E0312")
 
 
+def test_a_message_that_begins_below_the_name_of_its_exception_is_told() -> None:
+    frames = 'Traceback (most recent call last):\n  File "/srv/train.py", line 3, in <module>\n    main()\n'
+    assert (
+        "raised RuntimeError: 4 is not 8" in explain_text(f"{frames}RuntimeError: \n    4 is not 8\n").causes[0].title
+    )
+    assert "raised AssertionError at" in explain_text(f"{frames}AssertionError\n").causes[0].title
+
+
 def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
     assert ending(text, 110).startswith("… the endpoint")
@@ -1246,3 +1254,106 @@ def test_a_cut_traceback_behind_a_time_out_is_what_the_watchdog_aborted() -> Non
     cut = 'Traceback (most recent call last):\n  File "/srv/train.py", line 242, in <module>\n    main()\n'
     assert explain_text(cut).causes[0].id == "app.rank-exception"
     assert explain_text(timed_out + cut).causes[0].id == "app.straggler-timeout"
+
+
+@pytest.mark.parametrize(
+    ("frame", "call"),
+    [
+        (
+            "    frame #3: 0x00007f1350a1d001 libnccl.so.2`ncclAllReduce(comm=0x55b0c0) at collectives.cc:90:3",
+            "ncclAllReduce",
+        ),
+        ("  * frame #2: 0x00007f1350a1b2c2 libmpi.so.40`PMPI_Barrier(comm=0x55b0) at barrier.c:76", "PMPI_Barrier"),
+        ("#2  0x00007f04da9e8885 in ncclGroupEnd () from /usr/lib/libnccl.so.2", "ncclGroupEnd"),
+    ],
+)
+def test_a_debuggers_stack_names_the_call_in_which_a_process_waits(frame: str, call: str) -> None:
+    stopped = "(lldb) bt all\n* thread #1, name = 'python3', stop reason = signal SIGSTOP\n"
+    top = "    frame #0: 0x00007f13a2c91117 libc.so.6`__futex_abstimed_wait_common + 200\n"
+    assert f"waits in {call};" in explain_text(f"{stopped}{top}{frame}\n").causes[0].title
+
+
+def test_one_field_that_nvidia_smi_cannot_read_is_no_gpu_that_is_gone() -> None:
+    row = "| N/A   31C    P0   ERR! / 300W |    412MiB / 32510MiB |      0%      Default |\n"
+    assert explain_text(row).verdict is Verdict.UNDECIDED
+    assert explain_text("|ERR!  ERR! ERR!    ERR! / ERR! |    412MiB / 32510MiB |\n").verdict is Verdict.CAUSE_FOUND
+    assert all(item.id != "gpu.fell-off-bus" for item in explain_text("npm ERR! code ELIFECYCLE\n").causes)
+
+
+def test_an_argument_without_a_value_may_have_been_left_out() -> None:
+    empty = explain_text("torchrun: error: argument --nnodes: invalid int value: ''\n").causes[0]
+    absent = explain_text("torchrun: error: argument --nnodes: expected one argument\n").causes[0]
+    assert empty.id == absent.id == "launch.env-missing"
+    assert "leaves it out" in absent.title and "leaves it out" not in empty.title
+    assert absent.confidence < empty.confidence
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        ("prometheus: Received SIGHUP, reloading configuration", False),
+        ("[INFO] caught the signal, reloading the configuration", False),
+        ('ts=2026-03-01T11:05:01Z caller=main.go:1100 level=info msg="Loading configuration file"', False),
+        ("Mar  1 11:05:02 gpu1 logrotate[99]: compressing and copying old files", False),
+        ("reloading the checkpoint of step 400", True),
+        ("rank 0: writing the index", True),
+    ],
+)
+def test_what_a_daemon_does_before_a_time_out_keeps_no_rank_busy(said: str, busy: bool) -> None:
+    late = (
+        "[rank3]:[E301 11:15:25.123456789 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600010 milliseconds\n"
+    )
+    assert any("busy beyond" in cause.title for cause in explain_text(f"{said}\n{late}").causes) is busy
+
+
+def test_a_fix_says_what_of_it_was_done_already() -> None:
+    failed = "gpu31:4:4 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'\n"
+    done = "(NCCL_P2P_DISABLE=1 is set already.)"
+    assert explain_text(f"NCCL_P2P_DISABLE=1 ./all_reduce_perf -g 10\n{failed}").causes[0].fixes[0].text.endswith(done)
+    assert "already" not in explain_text(failed).causes[0].fixes[0].text
+
+
+def test_what_a_program_advises_is_not_set() -> None:
+    advice = (
+        "OSError: (External) Nccl error, unhandled system error, detail: No space left\n1. export NCCL_SHM_DISABLE=1;\n"
+    )
+    assert not explain_text(advice).worth_knowing
+    assert explain_text(advice.replace("1. export", "export")).worth_knowing
+
+
+@pytest.mark.parametrize(
+    ("number", "operation", "when", "differ"),
+    [
+        (56, "BROADCAST", "11:15:26.5", True),
+        (55, "BROADCAST", "11:15:26.5", True),
+        (56, "ALLREDUCE", "11:15:26.5", False),  # the same call of a loop: one lags
+        (56, "BROADCAST", "11:25:26.5", False),  # the other had waited and was gone
+    ],
+)
+def test_time_outs_in_other_calls_at_the_same_time_are_a_mismatch(
+    number: int, operation: str, when: str, differ: bool
+) -> None:
+    line = (
+        "[rank{0}]:[E301 {3} ProcessGroupNCCL.cpp:632] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum={1}, OpType={2}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600010 "
+        "milliseconds before timing out.\n"
+    )
+    got = explain_text(line.format(0, 55, "ALLREDUCE", "11:15:25.1") + line.format(1, number, operation, when))
+    assert (got.causes[0].id == "app.collective-mismatch" and got.verdict is Verdict.CAUSE_FOUND) is differ
+
+
+def test_a_port_that_is_switched_off_beside_an_active_one_is_no_cause() -> None:
+    off = "link mlx5_0/2 state DOWN physical_state DISABLED netdev ib1\n"
+    up = "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ib0\n"
+    assert explain_text(off).causes[0].confidence > 0.8
+    assert explain_text(up + off).verdict is Verdict.UNDECIDED
+    assert explain_text(up + off.replace("DISABLED", "POLLING")).causes[0].confidence > 0.8
+    devinfo = "\tport:\t2\n\t\tstate:\t\t\tPORT_DOWN (1)\n\t\tphys_state:\t\tDISABLED (3)\n"
+    assert explain_text(devinfo).causes[0].confidence > 0.8
+    assert all(cause.confidence < 0.5 for cause in explain_text("\t\tstate:\t\t\tPORT_ACTIVE (4)\n" + devinfo).causes)
+
+
+def test_the_advice_for_what_is_no_failure_of_communication_says_where_to_look() -> None:
+    (fix,) = explain_text("Traceback (most recent call last):\nKeyError: 'dog'\n").causes[0].fixes
+    assert "last frame in your own files" in fix.text and not fix.text.endswith(":")

@@ -1,0 +1,62 @@
+"""Whether this process runs in a container, by what signs, and what it may do in it."""
+
+import os
+import re
+from typing import Any, Dict, Optional
+
+from nccl_doctor.agent.probing import first_line, path, readable
+
+_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+# Variables that only say in what kind of container this is.
+_VARIABLES = (
+    "KUBERNETES_SERVICE_HOST",
+    "SINGULARITY_NAME",
+    "APPTAINER_NAME",
+    "ENROOT_ROOTFS",
+    "container",
+    "PODMAN_VERSION",
+)
+
+GVISOR = "gVisor"
+_GVISOR_VERSION = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"  # what every gVisor says of its kernel
+_CONTAINER_WORDS = re.compile(r"docker|kubepods|libpod|lxc|containerd|containers/storage|enroot|apptainer|singularity")
+_INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shepherd", "finit", "busybox")
+
+
+def container() -> Dict[str, Any]:
+    """Hints that this is a container, each with where it was seen, and what this process may do in it."""
+    hints = [absolute for absolute in _FILES if os.path.exists(path(absolute))]
+    hints += ["$" + name for name in _VARIABLES if os.environ.get(name)]
+    group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", readable("/proc/self/cgroup"))
+    if group:
+        hints.append("/proc/self/cgroup: " + group.group(1))
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", readable("/proc/self/status"), re.M)
+    return {
+        "hints": hints,
+        "capabilities": capabilities.group(1) if capabilities else "",
+        "user_namespace": _is_mapped(readable("/proc/self/uid_map")),
+    }
+
+
+def _is_mapped(uid_map: str) -> Optional[bool]:
+    """Whether users are mapped, as in a user namespace of one's own; None where the kernel does not tell."""
+    return uid_map.split() != ["0", "0", "4294967295"] if uid_map else None
+
+
+def in_container() -> Optional[str]:
+    """The sign by which this process runs in a container, or None. ``pid 1 is ...`` is a weak sign, the others sure."""
+    if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
+        return GVISOR
+    for absolute in _FILES:
+        if os.path.exists(path(absolute)):
+            return absolute
+    for name in (*_VARIABLES, "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        if os.environ.get(name):
+            return "$" + name
+    if _CONTAINER_WORDS.search(readable("/proc/1/cgroup")):
+        return "/proc/1/cgroup"
+    mounts = [line for line in readable("/proc/self/mountinfo", 1 << 20).splitlines() if line.split()[4:5] == ["/"]]
+    if any(_CONTAINER_WORDS.search(line) for line in mounts):
+        return "/proc/self/mountinfo"
+    first = first_line("/proc/1/comm")
+    return "pid 1 is %s" % first if first and first not in _INITS else None

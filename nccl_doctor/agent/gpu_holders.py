@@ -1,0 +1,108 @@
+"""Processes that hold a GPU's device file open, by /proc alone."""
+
+import glob
+import os
+import pwd
+import re
+import time
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from nccl_doctor.agent.probing import path, readable, uptime
+
+STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
+
+
+def gpu_processes() -> Dict[str, Any]:
+    """Processes with an open GPU device, but for this agent and its own children, which ask NVML at the same time.
+
+    ``not_permitted`` counts those that hid their files.
+
+    Command lines are not read: they carry secrets. A zombie whose threads live on still holds its devices.
+    """
+    found = []
+    hidden = seen = 0 if os.path.isdir(path("/proc/1")) else 1  # hidepid: others' processes are not even listed
+    if not glob.glob(path("/dev/nvidia[0-9]*")):
+        return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
+    own = {os.getpid(), os.getppid()}
+    up_s = uptime()
+    for name in os.listdir(path("/proc")):
+        if not name.isdigit() or int(name) in own:
+            continue
+        seen += 1
+        try:
+            devices = _gpu_devices("/proc/%s/fd" % name)
+            if not devices and _stat(int(name))[1][:1] == ["Z"]:  # its leader is gone, but a thread of it may live on
+                for thread in os.listdir(path("/proc/%s/task" % name)):
+                    devices |= _gpu_devices("/proc/%s/task/%s/fd" % (name, thread))
+        except PermissionError:
+            hidden += 1
+            continue
+        except OSError:
+            continue  # it ended while we looked
+        if devices:
+            found.append(_process(int(name), sorted(devices), up_s))
+    _read_again([process for process in found if process["state"] == "D"])
+    found = [process for process in found if process["state"] and process["parent"] != os.getpid()]
+    return {
+        "gpu_devices": len(glob.glob(path("/dev/nvidia[0-9]*"))),
+        "processes": sorted(found, key=lambda process: process["pid"])[:200],
+        "not_permitted": hidden,
+        "processes_seen": seen,
+    }
+
+
+def _read_again(waiting: List[Dict[str, Any]]) -> None:
+    """Whoever reads a disk is in state D for a moment: only who is in it all the time, and spends no CPU time, is stuck."""
+    before = {process["pid"]: _state_and_ticks(process["pid"]) for process in waiting}
+    for _ in range(STUCK_READINGS if waiting else 0):
+        time.sleep(STUCK_INTERVAL_S)
+        for process in waiting:
+            state, ticks = _state_and_ticks(process["pid"])
+            if process["state"] == "D" and (state != "D" or ticks != before[process["pid"]][1]):
+                process["state"] = state if state != "D" else "R"  # it ran in between
+
+
+def _state_and_ticks(pid: int) -> Tuple[str, List[str]]:
+    """State, and CPU time in user and kernel mode; empty where it has ended."""
+    _, words = _stat(pid)
+    return (words[0], words[11:13]) if words else ("", [])
+
+
+def _stat(pid: int) -> Tuple[str, List[str]]:
+    """A process' name, and what /proc/PID/stat says after it, from the state on; empty where it has ended."""
+    before, _, after = readable("/proc/%d/stat" % pid).rpartition(")")
+    return before.partition("(")[2], after.split()
+
+
+def _gpu_devices(directory: str) -> Set[str]:
+    found = set()
+    for entry in os.listdir(path(directory)):
+        try:
+            target = os.readlink(path(directory + "/" + entry))
+        except OSError:
+            continue
+        if re.match(r"/dev/nvidia\d+$", target):
+            found.add(target)
+    return found
+
+
+def _process(pid: int, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:
+    command, words = _stat(pid)
+    owner = re.search(r"^Uid:\s+(\d+)", readable("/proc/%d/status" % pid), re.M)
+    uid = int(owner.group(1)) if owner else None
+    try:
+        user = pwd.getpwuid(uid).pw_name if uid is not None else ""
+    except KeyError:
+        user = str(uid)
+    age = None
+    if uptime_s is not None and len(words) > 19:
+        age = max(0.0, uptime_s - int(words[19]) / float(os.sysconf("SC_CLK_TCK")))
+    return {
+        "pid": pid,
+        "command": command,
+        "user": user,
+        "state": words[0] if words else "",
+        "parent": int(words[1]) if len(words) > 1 else None,
+        "age_s": age,
+        "devices": devices,
+    }
