@@ -50,7 +50,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """One collective in one step on so many GPUs: bytes that each GPU sends (in a ring), and seconds."""
+    """One collective in one step on so many GPUs: bytes that each GPU sends (in a ring), and seconds; ``window``: the share of
+    the step's computation that it can run beside."""
 
     collective: str
     what: str

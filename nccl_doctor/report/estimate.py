@@ -79,7 +79,9 @@ def _answer(met: Met, rows: list[Row]) -> str:
         )
     if not all(row.latency_known for row in rows):
         return "what a call costs is not known (--latency)"
-    return "it depends on how much of the communication is hidden behind computation"
+    ranges = any(row.busbw is not None and row.busbw.low < row.busbw.high for row in rows)
+    rates = ", and on where in their ranges the rates lie" if ranges else ""
+    return f"it depends on how much of the communication is hidden behind computation{rates}"
 
 
 def _asked(found: Estimate) -> str:

@@ -344,6 +344,16 @@ def test_a_step_that_is_too_short_for_its_communication_is_contradicted() -> Non
     assert "too short" in found.trouble and all(row.share is None and row.met == "cannot-tell" for row in found.rows)
 
 
+def test_a_measured_step_bounds_its_own_communication() -> None:
+    """0.47 to 1.05 s by the run's rate, in a step of 0.9 s: it takes no more than that."""
+    run = saved((8,), 0.0, 10.0)
+    worse = tuple(msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=0.5)) for item in run.fits)
+    run = msgspec.structs.replace(run, fits=worse)
+    (row,) = asked(gpus=(8,), steps=(Step(0.9, 8),), runs=(("one.json", run),), figures=Figures()).rows
+    assert row.step is not None and (row.step.low, row.step.high) == pytest.approx((0.9, 0.9))
+    assert row.share is not None and row.share.high == pytest.approx(1.0)
+
+
 def test_other_measured_steps_are_compared() -> None:
     def off(seconds: float) -> float:
         measured = asked(steps=(Step(1.0, 8), Step(seconds, 16))).rows[1].measured
@@ -390,6 +400,10 @@ def test_saved_runs_say_what_is_known_and_how_the_rest_is_measured(tmp_path: Pat
     assert done.exit_code == 4 and "\x1b" not in done.output
     assert "two\\e[31m.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" in done.output
     assert "nccl-doctor bench allreduce --gpus-per-host 8 " in done.output and "? NOT ESTIMATED: 8 GPUs" in done.output
+    wide = told(
+        *WORDS[:6], "--gpus", "32", "--gpus-per-host", "8", "--from", str(next(tmp_path.iterdir())), "--step", "1s@32"
+    )
+    assert "and on where in their ranges the rates lie" in " ".join(wide.output.split()), wide.output
     none = told(*WORDS)
     assert none.exit_code == 3 and "bench allreduce --hosts HOSTFILE --gpus-per-host 8" in " ".join(none.output.split())
 

@@ -118,7 +118,7 @@ def test_what_lies_in_the_working_directory_is_not_what_explains(
     _launch._explain(kept, _launch.Ended(1))
     told = capfd.readouterr().err
     assert (
-        "\n     job-output:1  RuntimeError: CUDA error" in told and "✗ a CUDA" in told
+        "\n     job-output:1  RuntimeError: CUDA error" in told and "✗ a kernel" in told
     )  # no rank out of a file's name
     assert "illegal" in told and "not this one" not in told and "not explained" not in told
 

@@ -294,6 +294,8 @@ says(
     "NCCL error({code:int}), {text}",  # Paddle
     "Nccl error, {text}",  # Paddle before 2.2
     "NCCL_ERROR: b'{text}'",  # RAPIDS
+    "call='nccl{call}', Reason={code:int}:{text}",  # raft
+    "nccl{call:word} failed: {text}",  # Horovod
     "NCCL_ERROR_{name:word}: {text}",  # CuPy
     "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
     "unhandled system error",
@@ -305,6 +307,7 @@ says(
     "ncclInternalError: Internal check failed",
     "ncclUnhandledCudaError: Call to CUDA",
     "ncclInvalidUsage: This usually",
+    "ncclInvalidArgument: Invalid value",
     "Test NCCL failure",
     role=Role.SYMPTOM,
     fold="a call of NCCL failed",

@@ -484,7 +484,7 @@ says(
     "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
-    title="a kernel on a GPU accessed memory it must not (or hit an assertion); NCCL only reports it",
+    title="a kernel on a GPU accessed memory it must not (or hit an assertion)",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
 )
 says(
@@ -831,8 +831,15 @@ says(
     title="a host's CPU is throttled by heat",
     why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
-# Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature
-_NOTHING_READ = re.compile(r"GPU.*: ERR!|^(?!.*\b\d{1,3}C\b).*\|.*ERR!.*ERR!")
+_TEMPERATURE = re.compile(r"\b\d{1,3}C\b")
+
+
+def _nothing_read(line: str) -> bool:
+    """Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature."""
+    row = "|" in line and line.count("ERR!") > 1 and not _TEMPERATURE.search(line)
+    return row or re.search(r"GPU.{0,80}: ERR!", line) is not None
+
+
 says(
     "gpu-gone-more",
     "(rev ff)",
@@ -869,7 +876,7 @@ says(
     # Xid 154 follows another fault, and is weighed as an Xid
     where=lambda groups, line: (
         re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
-        and ("ERR!" not in line or bool(_NOTHING_READ.search(line)))
+        and ("ERR!" not in line or _nothing_read(line))
     ),
 )
 says(
@@ -879,7 +886,7 @@ says(
     strength=0.42,
     title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
     why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
-    where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
+    where=lambda groups, line: "|" in line and not _nothing_read(line),
 )
 says(
     "pcie-port-not-recovered",

@@ -278,6 +278,17 @@ says(
     strength=0.7,
     title="one adapter cannot reach the other (RDMA connection manager)",
     why="rping or another probe found no path between two adapters: a rail, a subnet or a VLAN does not lead there.",
+    where=lambda groups, line: "Peer: 127." not in line,
+)
+says(
+    "rdma-cm-loopback",
+    "RDMA_CM_EVENT_UNREACHABLE{}Peer: 127.",
+    "RDMA_CM_EVENT_ROUTE_ERROR{}Peer: 127.",
+    "RDMA_CM_EVENT_ADDR_ERROR{}Peer: 127.",
+    cause="net.wrong-interface",
+    strength=0.78,
+    title="an adapter is asked for a connection to the loopback address, which no adapter has",
+    why="The peer told 127.0.0.1 as its address: give it the interface of an adapter (Dask: interface=, --interface ib0).",
 )
 says(
     "kernel-link-down",
@@ -373,6 +384,7 @@ says(
     "ibv_modify_qp failed",
     "Failed to modify QP",
     "Failed to modify UD QP to",
+    "Failed to modity QP to RTR, check mtu",  # Mooncake, until 2025
     "Unable to modify QP",
     "failed to modify qp",
     cause="ib.qp-connect",
@@ -603,6 +615,7 @@ says(
     "rdma_getaddrinfo: No such device",
     "rdma_create_event_channel: No such device",
     "rdma_create_id: No such device",
+    "rdma_create_event_channel() failed",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
@@ -797,7 +810,9 @@ says(
     why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
     where=lambda groups, line: (
         re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
-        and not re.search(r"ibv_|mlx5dv_|Message truncated", line)
+        and not re.search(
+            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm", line
+        )
         and not _PEER_GONE.search(line)
     ),
 )
@@ -822,6 +837,16 @@ says(
     title="MPI's way over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
+)
+says(
+    "ucx-py-unreachable",
+    "called with status -6: Destination is unreachable",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.46,
+    fold="UCX-Py reaches no peer",
+    title="UCX reaches the other end of a connection over none of its transports",
+    why="Nobody listens there, an address of a network that this host lacks, or UCX_TLS and UCX_NET_DEVICES leave out what both ends have.",
 )
 says(
     "open-mpi-ofi",
@@ -929,6 +954,7 @@ says(
     "device{}node GUID",
     rows=2,
     why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+    where=lambda groups, line: re.search(r"\bdevice\s+node GUID\s*$", line) is not None,
 )
 says(
     "umad-unanswered",

@@ -34,6 +34,7 @@ says(
 says(
     "watchdog-status",
     "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
+    "detected by watchdog at work: {sequence:int}, last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",

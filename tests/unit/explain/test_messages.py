@@ -647,11 +647,11 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     ("title", "text"),
     [
         (
-            "mpirun is asked to start more processes than its hosts have slots or cores: 8",
+            "mpirun is asked for more processes than its hosts have slots or cores: 8",
             "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
         ),
         (
-            "MPI is told to use a transport that does not open here: its library is missing, or finds no device that it supports",
+            "MPI is told to use a transport that does not open here",
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
@@ -744,3 +744,24 @@ def test_a_full_disk_is_not_the_assertion_that_found_it() -> None:
         "python: /ops/aio/deepspeed_py_aio_handle.cpp:223: int pread(): Assertion `nbytes() == num_file_bytes' failed.\n"
     )
     assert got.causes[0].id == "sys.disk-full"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "horovod.common.exceptions.HorovodInternalError: ncclAllReduce failed: invalid argument",
+        "OSError: (External) NCCL error(4), invalid argument. ",
+        "RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:911, invalid argument, NCCL version 2.10.3",
+        "torch.distributed.DistBackendError: NCCL error in: ../x.cpp:1275\nncclInvalidArgument: Invalid value for an argument.",
+        ", NCCL error encountered at: file=/raft/std_comms.hpp line=334: call='ncclBroadcast(buff, count, stream)', Reason=4:invalid argument",
+    ],
+)
+def test_an_argument_that_nccl_refuses_is_told_as_that(text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "app.bad-tensor")
+    assert got.causes[0].title.startswith("NCCL refused an argument of a call")
+
+
+def test_a_gpu_too_old_for_a_kernel_is_no_tensor_of_the_wrong_type() -> None:
+    got = explain_text("[rank1]: RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n")
+    assert got.causes[0].title == "rank 1 raised RuntimeError: FlashAttention only supports Ampere GPUs or newer."

@@ -1357,3 +1357,13 @@ def test_a_port_that_is_switched_off_beside_an_active_one_is_no_cause() -> None:
 def test_the_advice_for_what_is_no_failure_of_communication_says_where_to_look() -> None:
     (fix,) = explain_text("Traceback (most recent call last):\nKeyError: 'dog'\n").causes[0].fixes
     assert "last frame in your own files" in fix.text and not fix.text.endswith(":")
+
+
+def test_who_completed_what_another_waits_in_is_not_behind_by_its_status_alone() -> None:
+    line = (
+        "[rank{0}]:[E301 11:15:25.1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception (either an "
+        "error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed NCCL work: {3}.\n"
+    )
+    got = explain_text(line.format(0, 55, 60, 54) + line.format(1, 57, 58, 56))
+    assert (got.causes[0].id, got.causes[0].ranks) == ("app.collective-mismatch", (0,))
+    assert "rank 0 waits in work 55, which rank 1 has completed" in got.causes[0].title

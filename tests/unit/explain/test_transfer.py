@@ -28,6 +28,7 @@ FOUND = {
         "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
     ),
     "ib.device-not-found": (
+        "nvme_rdma.c: 697:nvme_rdma_qpair_connect: *ERROR*: rdma_create_event_channel() failed",
         "rdma_server: start\nrdma_getaddrinfo: No such device\nrdma_server: end -1",
         "$ ibv_devices\n    device          \t   node GUID\n    ------          \t----------------\n$ lsmod",
         "9086916adf67:rank1: PSM3 can't open nic unit: 0 (err=23)",
@@ -59,11 +60,13 @@ FOUND = {
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
     ),
     "ib.qp-connect": (
+        "Failed to exchange handshake description\nFailed to modity QP to RTR, check mtu, gid, peer qp num: Connection timed out [110]",
         "[1748048660.727] hn:rank7.python: Failed to modify UD QP to INIT on mlx5_2: Operation not permitted",
         "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_check:795:(pid 9): RTR2RTS_QP(0x504) op_mod(0x0) failed, "
         "status bad parameter(0x3), syndrome (0x4bb88f)",
     ),
     "ib.memlock": (
+        "W0302 10:03:01.2 7 rdma_transport.cpp:400] RdmaTransport: Failed to register memory: addr 0x733a96e00000 length 2896659072",
         "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
         "status bad resource(0x5), syndrome (0x5a), err(-22)",
         "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
@@ -106,6 +109,8 @@ FOUND = {
     "net.plugin": (
         "|CCL_ERROR| atl_ofi_helper.cpp:12 init: fi_scalable_ep(d, info)\n fails with ret: -12, strerror: Cannot allocate memory",
         "Reason: OFI::LrtsInit::fi_endpoint error\nmake: *** [test] Error 1",
+        "[0000] ERROR: transport_none.h:214: shmem_transport_atomic\n[0000]        No path to peer",
+        "transport_ofi.c:336: \nep_bind mr2epfd failed\n[002] ERROR: Transport init failed",
         " [0] MPI startup(): dapl fabric is not available and fallback fabric is not enabled",
         "[0] MPI startup(): cannot open dynamic library libdat2.so.2",
         "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
@@ -154,6 +159,7 @@ FOUND = {
         "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
     ),
     "net.wrong-interface": (
+        "[2.3] [d1:5:0] rdmacm_iface.c:405  UCX  ERROR received event RDMA_CM_EVENT_UNREACHABLE. status = 2. Peer: 127.0.0.1:45601.",
         "RuntimeError: Remote NIXL agent engine ID mismatch. Expected 46126a31_dp0,received 96b1c4ff_dp0.",
         "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This\nshould not happen.\n\n  Local host: pi02\n"
         "  Message:    connect() to 169.254.140.13:1026 failed\n  Error:      Connection timed out (110)",
@@ -200,6 +206,7 @@ GUESSED = {
         "RuntimeError: Did not receive response from front-end process within 5 minutes",
     ),
     "net.master-unreachable": (
+        "[16.7] [gpu12:3241] UCXPY  DEBUG Error callback for endpoint 0x2b4 called with status -6: Destination is unreachable",
         "[2026-08-02 10:11:12] Error fetching prefill server info from bootstrap: HTTPConnectionPool(host='10.3.0.4'): Read timed out.",
     ),
     "launch.world-size": ("DEBUG 08-02 10:11:12 [utils.py:833] Waiting for 0 local, 8 remote core engine proc(s) to connect.",),
@@ -241,6 +248,8 @@ GUESSED = {
         "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
     ),
     "ib.retry-exceeded": (
+        "E1120 11:10:27.1 7 transfer_task.cpp:305] Failed to complete transfers after 60 seconds for batch 2586731328",
+        "client.cpp:444] Transfer failed for task0\nclient.cpp:460] transfer_incomplete max_attempts=3",
         "src/query_smp.c:199; umad (DR path slid 0; dlid 0; 0,1,10,19 Attr 0x11:0) bad status 110; Connection timed out",
     ),
 }  # fmt: skip
@@ -256,6 +265,9 @@ HARMLESS = (
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
     "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
     "WARNING 09-24 16:35:21 [nixl_connector.py:1048] Releasing expired KV blocks for request r-3 which were retrieved by 0 decode",
+    "[16.2] [deb:8:0] rdmacm_cm.c:638  UCX  ERROR rdma_create_event_channel failed: No such device",
+    "[16.3] [deb:8:0] ucp_worker.c:1432 UCX  ERROR failed to open CM on component rdmacm with status Input/output error",
+    "_pmi2_kvs_get:key [-NONEXIST-KEY] was not found.",
     'level=error msg="Error getting the latest value for fields: Host engine connection invalid/disconnected"',
     "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
 )
@@ -332,6 +344,7 @@ def test_a_device_that_is_listed_is_there() -> None:
     listed = "    device          \t   node GUID\n    ------          \t----------------\n    mlx5_0          \tb8cef603001bc59e\n"
     assert not explain_text(listed).causes
     assert not explain_text(listed.partition("\n")[0]).causes  # a log that ends here
+    assert not explain_text("opened device mlx5_0, node GUID unknown\nstep 1\nstep 2\n").causes
 
 
 def test_the_ways_that_open_mpi_tried_are_quoted() -> None:
