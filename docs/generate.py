@@ -34,8 +34,9 @@ def exit_codes() -> str:
     rows = "\n".join(f"| {code.value} | {code.name.lower().replace('_', ' ')} | {code.meaning} |" for code in ExitCode)
     return (
         f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n\n"
-        "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `preflight -- COMMAND`\n"
-        "passes on the command's own code after a go, and 128 + N where signal N killed it. A report, bundle or history that\n"
+        "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `run -- COMMAND`,\n"
+        "and `preflight -- COMMAND` after a go, pass on the command's own code, 128 + N where signal N killed it, and with\n"
+        "`--on-hang end` 11 or 12 where the job was ended as it hung (said on stderr). A report, bundle or history that\n"
         "`preflight` could not write leaves its decision's code; only a file of hosts gives 1.\n"
     )
 

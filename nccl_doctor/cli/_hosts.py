@@ -91,6 +91,25 @@ History = Annotated[
 ]
 
 
+def seconds(text: str, said: str, such_as: str) -> float:
+    """A time that a user gave, in seconds; stops where it is none between a second and a day."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        found = float(number) * units[unit]
+    except ValueError:
+        found = 0.0
+    if not 1 <= found <= 86400:
+        stop(f"{said} {text!r}: expected a time such as {such_as}")
+    return found
+
+
+def ourselves(program: str, *words: str) -> list[str]:
+    """A command line of this very installation, whatever lies in the working directory: ``main`` is ``nccl-doctor``."""
+    start = f"import sys; sys.path[:] = {sys.path!r}; from nccl_doctor.cli import main; {program}"
+    return [sys.executable, "-c", start, *words]
+
+
 def one_of(*formats: str) -> Callable[[str], str]:
     """A parser of ``--format``: one of these words. What people read is ``text`` in every command; it was ``console`` in
     some and ``table`` in ``bench``, which they all take."""
@@ -114,6 +133,24 @@ def report_format(word: str) -> str:
 Format = Annotated[
     str,
     typer.Option(parser=one_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
+]
+Silence = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="Look for a hang when COMMAND has printed nothing for so long; 0: never."),
+]
+OnHang = Annotated[
+    str,
+    typer.Option(
+        metavar="tell|end",
+        parser=one_of("tell", "end"),
+        help="Where two looks say that it stands: only tell, or end COMMAND, too.",
+    ),
+]
+KeepIn = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="If COMMAND fails or hangs, keep all that is needed to escalate, in a new directory in DIR."
+    ),
 ]
 Thresholds = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML file with other limits (nccl-doctor docs thresholds).")
@@ -177,18 +214,29 @@ def read_bundle(path: Path, *, of_hang: bool = False) -> Bundle:
 _MEASURES = {
     "hosts", "host_list", "slurm", "transport", "python", "env_setup", "connect_timeout", "fan_out", "ssh_config",
     "master", "master_port", "mesh", "quick", "deadline", "budget", "profile", "interval", "stacks",
+    "silence", "on_hang", "retries",
 }  # fmt: skip
+
+
+def given(context: typer.Context, names: Collection[str]) -> str:
+    """Those of these parameters that stand on the command line, as they are spelled there."""
+    return ", ".join(
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and parameter.name in names and typed(context, parameter.name)
+    )
 
 
 def nothing_is_measured(context: typer.Context, why: str) -> None:
     """Stop at options that would change nothing, as nothing is measured: what was asked for would not be so."""
-    idle = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in _MEASURES and typed(context, parameter.name)
-    ]
-    if idle:
-        stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
+    if idle := given(context, _MEASURES):
+        stop(f"{why}, and nothing is measured: {idle} would change nothing")
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Stop where a command cannot be run, before anything else is done."""
+    if "{" not in command[0] and not shutil.which(command[0]):
+        stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --")
 
 
 def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> Bundle:
@@ -324,6 +372,19 @@ def check_writable(path: Path, option: str) -> None:
         stop(f"{option} {path}: there is no directory {place}")
     if not os.access(path if path.exists() else place, os.W_OK):
         stop(f"{option} {path}: may not be written by this user")
+
+
+def check_directory(path: Path, option: str) -> None:
+    """Stop, before anything is done, where nothing could be written beneath a directory, which need not be there yet."""
+    try:
+        place = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        is_directory = place.is_dir()
+    except OSError as error:
+        stop(f"{option} {path}: {error.strerror or error}")
+    if not is_directory:
+        stop(f"{option} {path}: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        stop(f"{option} {path}: {place} may not be written by this user")
 
 
 def check_master(master: str, inventory: Inventory) -> None:
