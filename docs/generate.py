@@ -1,7 +1,8 @@
 """Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
 
 docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/thresholds.md, docs/report.schema.json,
-docs/bundle.schema.json, docs/bench.schema.json, docs/hang.schema.json.
+docs/bundle.schema.json, docs/bench.schema.json, docs/diff.schema.json, docs/estimate.schema.json, docs/hang.schema.json,
+docs/history.schema.json.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from nccl_doctor.bench.estimate import Estimate
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.history.analyse import Analysis
 from nccl_doctor.rules import thresholds
+from nccl_doctor.rules.compare import Comparison
 from nccl_doctor.rules.engine import JOB, STAGES, all_rules
 from nccl_doctor.rules.hang import Document
 from nccl_doctor.rules.judge import Report
@@ -30,8 +34,9 @@ def exit_codes() -> str:
     rows = "\n".join(f"| {code.value} | {code.name.lower().replace('_', ' ')} | {code.meaning} |" for code in ExitCode)
     return (
         f"# Exit codes\n\nThe numbers never change their meaning.\n\n| code | name | meaning |\n|---|---|---|\n{rows}\n\n"
-        "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `preflight -- COMMAND`\n"
-        "passes on the command's own code after a go, and 128 + N where signal N killed it. A report, bundle or history that\n"
+        "A reader that goes away (`nccl-doctor check | head`) changes nothing: the code is the verdict's. `run -- COMMAND`,\n"
+        "and `preflight -- COMMAND` after a go, pass on the command's own code, 128 + N where signal N killed it, and with\n"
+        "`--on-hang end` 11 or 12 where the job was ended as it hung (said on stderr). A report, bundle or history that\n"
         "`preflight` could not write leaves its decision's code; only a file of hosts gives 1.\n"
     )
 
@@ -88,6 +93,18 @@ def report_schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
+def diff_schema() -> str:
+    """The schema of ``diff --format json``: the comparison's, with the exit code."""
+    document = json.loads(schema(Comparison))
+    comparison = document["$defs"]["Comparison"]
+    comparison["properties"]["exit_code"] = {
+        "enum": [code.value for code in ExitCode],
+        "description": "docs/exit-codes.md",
+    }
+    comparison["required"] = sorted([*comparison["required"], "exit_code"])
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and what it must contain."""
     return {
@@ -98,6 +115,9 @@ def pages() -> dict[Path, str]:
         DOCS / "bundle.schema.json": schema(Bundle),
         DOCS / "bench.schema.json": schema(Outcome),
         DOCS / "hang.schema.json": schema(Document),
+        DOCS / "diff.schema.json": diff_schema(),
+        DOCS / "history.schema.json": schema(Analysis),
+        DOCS / "estimate.schema.json": schema(Estimate),
     }
 
 

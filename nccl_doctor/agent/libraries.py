@@ -108,10 +108,8 @@ def _libraries_in(directory: str) -> List[str]:
 
 def nccl_copies(places: List[str], directory: str, cache: Dict[str, str]) -> List[Dict[str, Any]]:
     """Every libnccl that is found, in the loader's order; the first that the loader would take has ``wins``."""
-    wanted = [
-        ("LD_PRELOAD", entry) for entry in re.split(r"[: ]+", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in entry
-    ]
-    ordered = list(wanted)
+    preloaded = re.split(r"[: ]+", os.environ.get("LD_PRELOAD", ""))
+    ordered = [("LD_PRELOAD", entry) for entry in preloaded if "libnccl.so" in entry]
     for why, place in loader_search(directory):
         ordered += [(why, entry) for entry in _libraries_in(place)]
     if "libnccl.so.2" in cache:
@@ -140,10 +138,9 @@ def nccl_copies(places: List[str], directory: str, cache: Dict[str, str]) -> Lis
             "wins": False,
         }
     found = list(copies.values())[:40]
-    for copy in found:
-        if copy["loadable"]:
-            copy["wins"] = True
-            break
+    winner = next((copy for copy in found if copy["loadable"]), None)
+    if winner:
+        winner["wins"] = True
     return found
 
 
@@ -176,17 +173,17 @@ def _version_in_name(absolute: str) -> str:
 
 def plugins(cache: Dict[str, str]) -> List[Dict[str, Any]]:
     """NCCL's plugins that dlopen would find: libnccl-net*.so, libnccl-tuner*.so and the like."""
-    found = {}  # type: Dict[str, Dict[str, Any]]
     places = [("LD_LIBRARY_PATH", place) for place in _library_path()]
     places += [("default directory", place) for place in DEFAULT_PLACES]
-    entries = []  # type: List[Tuple[str, str, str]]
-    for why, place in places:
-        entries += [(why, name, place.rstrip("/") + "/" + name) for name in listed(place) if PLUGIN.match(name)]
-    entries += [("ld.so.cache", name, place) for name, place in sorted(cache.items()) if PLUGIN.match(name)]
+    entries = [(why, name, place.rstrip("/") + "/" + name) for why, place in places for name in listed(place)]
+    entries += [("ld.so.cache", name, place) for name, place in sorted(cache.items())]
+    found = {}  # type: Dict[str, Dict[str, Any]]
     for why, name, place in entries:
         match = PLUGIN.match(name)
+        if match is None:
+            continue
         target = real(place)
         key = name if name.endswith(".so") else target
-        if match and key not in found and os.path.isfile(path(target)):
+        if key not in found and os.path.isfile(path(target)):
             found[key] = {"name": name, "kind": match.group(1), "path": place, "real_path": target, "found_by": why}
     return [found[key] for key in sorted(found)][:40]

@@ -51,6 +51,7 @@ app = typer.Typer(
             "hang --hosts hostfile": "a job hangs: who holds it?",
             "check --hosts hostfile": "which host is to blame?",
             "preflight --slurm -- srun ...": "go or no-go, then run it",
+            "run -- torchrun ...": "run it: what holds it?",
             "playbook net.mtu": "what to do about a finding",
             "docs first-aid": "what to type, and in which order",
         }

@@ -45,10 +45,24 @@ Misplaced = Annotated[
 ]
 HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts, such as node[01-04],gpu7.")]
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
+
+
+def typed(context: typer.Context, option: str | None) -> bool:
+    """Whether an option was given on the command line, be it with its default's value."""
+    source = context.get_parameter_source(option or "")
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _way(context: typer.Context, value: str) -> str:
+    """Empty where nobody named one: then hosts are reached by ssh, and without hosts it is this machine."""
+    return value if typed(context, "transport") else ""
+
+
 Transport = Annotated[
     str,
     typer.Option(
         metavar="ssh|local|command=TEMPLATE",
+        callback=_way,
         help="How to reach hosts. A template is a command with {host}, such as command='kubectl exec -i {host} --'.",
     ),
 ]
@@ -77,6 +91,25 @@ History = Annotated[
 ]
 
 
+def seconds(text: str, said: str, such_as: str) -> float:
+    """A time that a user gave, in seconds; stops where it is none between a second and a day."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        found = float(number) * units[unit]
+    except ValueError:
+        found = 0.0
+    if not 1 <= found <= 86400:
+        stop(f"{said} {text!r}: expected a time such as {such_as}")
+    return found
+
+
+def ourselves(program: str, *words: str) -> list[str]:
+    """A command line of this very installation, whatever lies in the working directory: ``main`` is ``nccl-doctor``."""
+    start = f"import sys; sys.path[:] = {sys.path!r}; from nccl_doctor.cli import main; {program}"
+    return [sys.executable, "-c", start, *words]
+
+
 def one_of(*formats: str) -> Callable[[str], str]:
     """A parser of ``--format``: one of these words. What people read is ``text`` in every command; it was ``console`` in
     some and ``table`` in ``bench``, which they all take."""
@@ -100,6 +133,24 @@ def report_format(word: str) -> str:
 Format = Annotated[
     str,
     typer.Option(parser=one_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
+]
+Silence = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="Look for a hang when COMMAND has printed nothing for so long; 0: never."),
+]
+OnHang = Annotated[
+    str,
+    typer.Option(
+        metavar="tell|end",
+        parser=one_of("tell", "end"),
+        help="Where two looks say that it stands: only tell, or end COMMAND, too.",
+    ),
+]
+KeepIn = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="If COMMAND fails or hangs, keep all that is needed to escalate, in a new directory in DIR."
+    ),
 ]
 Thresholds = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML file with other limits (nccl-doctor docs thresholds).")
@@ -163,20 +214,29 @@ def read_bundle(path: Path, *, of_hang: bool = False) -> Bundle:
 _MEASURES = {
     "hosts", "host_list", "slurm", "transport", "python", "env_setup", "connect_timeout", "fan_out", "ssh_config",
     "master", "master_port", "mesh", "quick", "deadline", "budget", "profile", "interval", "stacks",
+    "silence", "on_hang", "retries",
 }  # fmt: skip
+
+
+def given(context: typer.Context, names: Collection[str]) -> str:
+    """Those of these parameters that stand on the command line, as they are spelled there."""
+    return ", ".join(
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and parameter.name in names and typed(context, parameter.name)
+    )
 
 
 def nothing_is_measured(context: typer.Context, why: str) -> None:
     """Stop at options that would change nothing, as nothing is measured: what was asked for would not be so."""
-    idle = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name in _MEASURES
-        and (source := context.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    ]
-    if idle:
-        stop(f"{why}, and nothing is measured: {', '.join(idle)} would change nothing")
+    if idle := given(context, _MEASURES):
+        stop(f"{why}, and nothing is measured: {idle} would change nothing")
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Stop where a command cannot be run, before anything else is done."""
+    if "{" not in command[0] and not shutil.which(command[0]):
+        stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --")
 
 
 def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> Bundle:
@@ -232,7 +292,7 @@ def connect_options(
     """
     from nccl_doctor.transport.base import ConnectOptions
 
-    if transport not in ("ssh", "local") and not transport.startswith("command="):
+    if transport not in ("", "ssh", "local") and not transport.startswith("command="):
         stop(f"--transport {transport!r}: expected ssh, local or command=TEMPLATE (with {{host}} in it)")
     if transport.startswith("command="):
         from nccl_doctor.transport.command import TemplateError, parse_template
@@ -245,7 +305,7 @@ def connect_options(
             stop(f"--transport: there is no program {program} on this machine (or not in PATH)")
     if transport == "local" and not local:
         stop("--transport local examines this machine, not the hosts that are named: leave out one of the two")
-    if local and (transport.startswith("command=") or ssh_config is not None):
+    if local and (transport not in ("", "local") or ssh_config is not None):
         option = "--ssh-config" if ssh_config is not None else "--transport"
         stop(f"{option} is for reaching hosts, and none is named: name them by --hosts FILE or -H HOSTS")
     if ssh_config is not None:
@@ -256,7 +316,7 @@ def connect_options(
             stop(f"--ssh-config {ssh_config}: {error.strerror or error}")
     _signals.end_like_ctrl_c()
     return ConnectOptions(
-        transport="local" if local else transport,
+        transport="local" if local else transport or "ssh",
         python=python,
         env_setup=env_setup,
         connect_s=connect_timeout,
@@ -303,6 +363,8 @@ def check_release(text: str, option: str) -> None:
 
 def check_writable(path: Path, option: str) -> None:
     """Stop, before anything is done, where a file that is to be written at the end cannot be."""
+    if str(path) == "-":
+        stop(f"{option} -: writes a file, and standard output is none; name a file")
     if path.is_dir():
         stop(f"{option} {path}: is a directory; name a file")
     place = path.parent
@@ -310,6 +372,19 @@ def check_writable(path: Path, option: str) -> None:
         stop(f"{option} {path}: there is no directory {place}")
     if not os.access(path if path.exists() else place, os.W_OK):
         stop(f"{option} {path}: may not be written by this user")
+
+
+def check_directory(path: Path, option: str) -> None:
+    """Stop, before anything is done, where nothing could be written beneath a directory, which need not be there yet."""
+    try:
+        place = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        is_directory = place.is_dir()
+    except OSError as error:
+        stop(f"{option} {path}: {error.strerror or error}")
+    if not is_directory:
+        stop(f"{option} {path}: {place} is no directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        stop(f"{option} {path}: {place} may not be written by this user")
 
 
 def check_master(master: str, inventory: Inventory) -> None:

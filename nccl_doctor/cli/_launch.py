@@ -1,4 +1,7 @@
-"""Running the job after a go: environment shown and exported, output passed through and kept, explained if it fails."""
+"""Running the job: its output passed through and kept, looked at while it is silent, explained if it fails.
+
+``preflight`` does so after a go, ``run`` without asking.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,76 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from nccl_doctor.agent import children
 from nccl_doctor.cli import _hosts
+from nccl_doctor.cli._guard import Following, Guard
+from nccl_doctor.cli._keep import Keep
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
 
 if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
     from nccl_doctor.findings.model import EnvAdvice
     from nccl_doctor.inventory import Inventory
-    from nccl_doctor.rules.gate import Gate
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
+_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
 
 
-def launch(command: list[str], advice: Iterable[EnvAdvice], inventory: Inventory, gate: Gate) -> int:
+class Ended(msgspec.Struct, frozen=True):
+    """How a job ended. ``told``: by a signal that this process got; ``hung``: ended because it stood.
+
+    ``cause`` and ``title`` are those of the first cause that was found in its output; empty where none was.
+    """
+
+    status: int
+    told: bool = False
+    hung: bool = False
+    cause: str = ""
+    title: str = ""
+
+
+def launch(
+    command: list[str],
+    advice: Iterable[EnvAdvice],
+    inventory: Inventory,
+    chosen: tuple[str, ...],
+    following: Following,
+    preflight: Bundle | None = None,
+) -> Ended:
     """Run the command; its exit status (128 + signal where it was killed by one), or 127 where it cannot be run.
 
     The job finds the chosen hosts in NCCL_DOCTOR_HOSTS (comma list), NCCL_DOCTOR_HOSTFILE (the input's own format) and
-    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them.
+    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them. ``preflight`` is what
+    chose the hosts, kept with what the job leaves.
     """
+    from nccl_doctor.facts.bundle import to_bytes
     from nccl_doctor.inventory import render
 
-    chosen = [entry for entry in inventory.entries if entry.name in gate.chosen]
+    entries = [entry for entry in inventory.entries if entry.name in chosen]
     try:
-        place = tempfile.TemporaryDirectory(prefix="nccl-doctor-")
+        place = tempfile.TemporaryDirectory(prefix="nccl-doctor-", ignore_cleanup_errors=True)
         hostfile = Path(place.name) / "hostfile"
-        hostfile.write_text(render(chosen, inventory.format), encoding="utf-8")
+        hostfile.write_text(render(entries, inventory.format), encoding="utf-8")
     except OSError as error:
         why = f"{error.strerror or error}; name a directory for them by TMPDIR"
         _hosts.stop(f"the job's hostfile and the copy of its output have no place: {why}", ExitCode.INTERNAL_ERROR)
     with place as directory:
-        words = {"hosts": ",".join(gate.chosen), "hostfile": str(hostfile), "nnodes": str(len(gate.chosen))}
+        words = {"hosts": ",".join(chosen), "hostfile": str(hostfile), "nnodes": str(len(chosen))}
         environment = dict(os.environ)
         for name, value in words.items():
             environment[f"NCCL_DOCTOR_{name.upper()}"] = value
         for item in advice:
-            if item.hosts and not set(item.hosts) & set(gate.chosen):
+            if item.hosts and not set(item.hosts) & set(chosen):
                 continue  # of hosts on which the job does not run: on the others it may name what they have not
             if item.unset:
                 environment.pop(item.name, None)
@@ -58,24 +90,37 @@ def launch(command: list[str], advice: Iterable[EnvAdvice], inventory: Inventory
                 environment[item.name] = item.value
             _hosts.say(f"{item.shell}   # {item.reason}")
         argv = [_filled(word, words) for word in command]
-        _hosts.say(f"go: {shlex.join(argv)}")
         kept = _Kept(Path(directory))
-        status, told_to_end = _pass_through(argv, environment, kept)
-        if status not in (0, 127, 130) and not told_to_end:
-            _explain(kept)
-        return status
+        keep = Keep(following.keep, kept.directory, argv, environment, chosen)
+        if preflight is not None:
+            _hosts.say(f"go: {shlex.join(argv)}")
+            keep.add("preflight.ndb", lambda: to_bytes(preflight))
+        guard = Guard(following, hostfile, kept, keep) if following.silence_s else None
+        ended = _pass_through(argv, environment, kept, guard)
+        failed = ended.status not in (0, 127, 130) and not ended.told
+        if failed and not ended.hung:
+            if guard:
+                guard.recall()
+            ended = _explain(kept, ended)
+        if failed:
+            keep.save(f"exit {ended.status}" + (", ended as it stood" if ended.hung else ""))
+        return ended
 
 
 class _Kept:
-    """The end of the job's output, in two files of half the size: when one is full, the older one goes."""
+    """The end of the job's output, in two files of half the size (when one is full, the older one goes), and when the last
+    of it came."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.older, self.newer = (
             directory / "job-output-before",
             directory / "job-output",
         )  # no number: it would be a rank
-        self._stream: IO[bytes] = self.newer.open("wb")
+        self.heard = time.monotonic()
+        self._stream = self.newer.open("wb", buffering=0)  # a kill -9 of this process loses nothing
         self._lock = threading.Lock()
+        self._handing_on = 0
 
     def write(self, block: bytes) -> None:
         """Append; a full disk loses the copy, never the job's own output."""
@@ -83,13 +128,28 @@ class _Kept:
             if self._stream.tell() > KEPT_BYTES // 2:
                 self._stream.close()
                 self.newer.replace(self.older)
-                self._stream = self.newer.open("wb")
+                self._stream = self.newer.open("wb", buffering=0)
             self._stream.write(block)
+
+    @contextlib.contextmanager
+    def handing_on(self) -> Iterator[None]:
+        """While this lasts, it is our own reader that the job waits for."""
+        with self._lock:
+            self._handing_on += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._handing_on -= 1
+                self.heard = time.monotonic()
+
+    def silent_s(self) -> float:
+        """For how long the job has printed nothing, in seconds."""
+        with self._lock:
+            return 0.0 if self._handing_on else time.monotonic() - self.heard
 
     def files(self) -> list[str]:
         """The names of the files that hold something, older first."""
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
         return [path.name for path in (self.older, self.newer) if path.exists() and path.stat().st_size]
 
 
@@ -99,11 +159,8 @@ def _filled(word: str, words: dict[str, str]) -> str:
     return word
 
 
-def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> tuple[int, bool]:
-    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job.
-
-    Its exit status, and whether it was told to end by such a signal.
-    """
+def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None) -> Ended:
+    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job."""
     told: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -113,7 +170,7 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
             if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
                 child.send_signal(number)
 
-    with _handled_by(pass_on):
+    with _handled_by(pass_on, *_TO_END, *_TO_PASS_ON):
         try:
             # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
             orphaned = children.die_with_parent(os.getpid(), signal.SIGTERM)
@@ -125,29 +182,43 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept) -> 
             child = subprocess.Popen(
                 argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=between_fork_and_exec
             )
-            started.append(child)
-            for number in tuple(told):  # came while it started
-                child.send_signal(number)
-            assert child.stdout is not None and child.stderr is not None
-            copies = [
-                threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
-                for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
-            ]
-            for copy in copies:
-                copy.start()
-            status = child.wait()
-            for copy in copies:
-                copy.join(5.0)
         except OSError as error:
             _hosts.say(f"{argv[0]}: {error.strerror or error}")
-            return 127, False
-    return 128 - status if status < 0 else status, bool(told)
+            return Ended(127)
+        started.append(child)
+        for number in tuple(told):  # came while it started
+            child.send_signal(number)
+        assert child.stdout is not None and child.stderr is not None
+        copies = [
+            threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
+            for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+        ]
+        for copy in copies:
+            copy.start()
+        over = threading.Event()
+        threading.Thread(target=_tell_end, args=(child, over), daemon=True).start()
+        hung = guard.follow(child, over) if guard else None
+        over.wait(None if hung is None else 5.0)  # what cannot be killed (state D) is not waited for
+        status = child.wait() if over.is_set() else 0
+        until = time.monotonic() + 5.0  # what it left behind may hold its output open for ever
+        for copy in copies:
+            copy.join(max(0.0, until - time.monotonic()))
+    if hung is not None:
+        return Ended(int(hung), hung=True)
+    return Ended(128 - status if status < 0 else status, told=bool(set(told) & set(_TO_END)))
+
+
+def _tell_end(child: subprocess.Popen[bytes], over: threading.Event) -> None:
+    children.wait_unreaped(child, None)
+    over.set()
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """What tells this process to end is the handler's business."""
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+def _handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
+    """These signals are the handler's business. What is ignored (SIGHUP under nohup) stays so, for the job as well."""
+    previous = {
+        number: signal.signal(number, handler) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
@@ -167,17 +238,17 @@ def _has_terminal() -> bool:
 def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
     for block in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
         kept.write(block)
-        with contextlib.suppress(OSError):  # our own reader went away: the job and its log go on
+        with kept.handing_on(), contextlib.suppress(OSError):  # our own reader went away: the job and its log go on
             sink.write(block)
             sink.flush()
 
 
-def _explain(kept: _Kept) -> None:
+def _explain(kept: _Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     if not files:
         _hosts.say("the job failed and printed nothing: there is nothing to explain")
-        return
+        return job
     _hosts.say("the job failed; its output says:")
     ended: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -187,8 +258,8 @@ def _explain(kept: _Kept) -> None:
         for child in started:
             children.kill_group(child.pid)
 
-    with _handled_by(end):
-        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.newer.parent)
+    with _handled_by(end, *_TO_END):
+        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.directory)
         started.append(child)
         try:
             child.wait(0.0 if ended else EXPLAIN_LIMIT_S)  # told to while it started: at once
@@ -198,9 +269,33 @@ def _explain(kept: _Kept) -> None:
     if ended:
         why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"
         _hosts.say(f"{why}: the job's output is not explained")
+        return msgspec.structs.replace(job, told=bool(ended[0]))
+    cause, title = _first_cause(kept.directory / "explanation.json")
+    return msgspec.structs.replace(job, cause=cause, title=title)
 
 
 def _explaining(files: list[str]) -> list[str]:
-    """``nccl-doctor explain`` as this very installation, whatever lies in the working directory."""
-    program = f"import sys; sys.path[:] = {sys.path!r}; from nccl_doctor.cli import main; main()"
-    return [sys.executable, "-c", program, "explain", *files]
+    """These files explained: told on standard output, and kept beside them as text and as JSON."""
+    return _hosts.ourselves("from nccl_doctor.cli.explain import keep; keep(sys.argv[1:])", *files)
+
+
+class _Cause(msgspec.Struct):
+    id: str
+    title: str
+
+
+class _Explanation(msgspec.Struct):
+    verdict: str
+    causes: tuple[_Cause, ...]
+
+
+def _first_cause(path: Path) -> tuple[str, str]:
+    """Id and title of the cause that decides; empty where the output was undecided, or not explained."""
+    from nccl_doctor.explain.model import Verdict
+
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Explanation)
+    except (OSError, msgspec.DecodeError):
+        return "", ""
+    decided = found.verdict in (Verdict.CAUSE_FOUND.value, Verdict.NOT_DISTRIBUTED.value)
+    return (found.causes[0].id, found.causes[0].title) if decided and found.causes else ("", "")

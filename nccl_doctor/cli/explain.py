@@ -74,6 +74,35 @@ def explain(
     raise typer.Exit(code)
 
 
+def keep(names: list[str]) -> None:
+    """Explain what a job printed: told as ever, and kept in the working directory as text and as JSON."""
+    import io
+    import time
+
+    from nccl_doctor.cli import _streams
+    from nccl_doctor.explain.files import explain_paths
+    from nccl_doctor.facts import files
+    from nccl_doctor.report import explanation as report
+    from nccl_doctor.report.safe_text import json_text
+    from nccl_doctor.report.terminal import stdout_console, text_console
+
+    _streams.open_all()
+    started = time.monotonic()
+    found = explain_paths(names)
+    seconds = time.monotonic() - started
+    _terminal().print_explanation(found, stdout_console(), seconds)
+    text = io.StringIO()
+    _terminal().print_explanation(found, text_console(text), seconds)
+    for name, content in (
+        ("explanation.json", json_text(report.to_json(found).encode())),
+        ("explanation.txt", text.getvalue()),
+    ):
+        try:
+            files.write(Path(name), content.encode(), private=True)
+        except OSError as error:
+            _hosts.say(f"{name}: {error.strerror or error}")
+
+
 def _terminal() -> ModuleType:
     """How an explanation is told on a terminal. Imported while other processes read the logs."""
     from nccl_doctor.report import explanation_text

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.cli._guard import Following
     from nccl_doctor.facts.model import Bundle, Plan
     from nccl_doctor.inventory import Inventory
     from nccl_doctor.rules.gate import Gate
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.thresholds import Overrides
     from nccl_doctor.transport.base import ConnectOptions
 
+_TOLD = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]  # by somebody, not by us
 PROFILES = ("quick", "standard", "full")
 
 
@@ -58,6 +62,17 @@ def preflight(
             help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,min-busbw=40,same=torch,nccl,driver.",
         ),
     ] = None,
+    silence: _hosts.Silence = "10m",
+    on_hang: _hosts.OnHang = "tell",
+    keep: _hosts.KeepIn = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="If COMMAND fails, but not by its own program, start it again, each time after a preflight.",
+        ),
+    ] = 0,
     policy: _hosts.PolicyFile = None,
     thresholds: _hosts.Thresholds = None,
     min_hosts: Annotated[
@@ -119,10 +134,10 @@ def preflight(
     )
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
-    if command and "{" not in command[0] and not shutil.which(command[0]):  # known before anything is measured
-        _hosts.stop(
-            f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --"
-        )
+    if command:
+        _hosts.check_program(command)
+    elif idle := _hosts.given(context, ("silence", "on_hang", "keep", "retries")):
+        _hosts.stop(f"{idle}: of a COMMAND that is run, and there is none (it goes behind --)")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     rows = _hosts.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or []) or rules.require
@@ -132,30 +147,41 @@ def preflight(
     if needed is not None and needed > len(inventory.entries):
         hosts_are = "is only 1 host" if len(inventory.entries) == 1 else f"are only {len(inventory.entries)} hosts"
         _hosts.stop(f"{_said('min-hosts', min_hosts)} {needed}: there {hosts_are}")
-    budget_s = _seconds(budget or rules.budget or "120s", _said("budget", budget))
+    budget_s = _hosts.seconds(budget or rules.budget or "120s", _said("budget", budget), "90s, 3m or 1h")
+    connect: ConnectOptions | None = None
     if earlier is None:
         _check_profile(chosen := profile or rules.profile or "standard", _said("profile", profile))
         plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
-        bundle = _collect(inventory, plan, connect, budget_s, rules, rows)
+
+    def decision() -> tuple[Bundle, Gate, Report]:
+        """Measure, decide, tell, and leave the files behind; ends the program unless it is a go."""
+        bundle = earlier if connect is None else _collect(inventory, plan, connect, budget_s, rules, rows)
+        assert bundle is not None
+        _hosts.tell_interrupted(bundle)
+        gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
+        _tell_master(bundle.plan, gate)
+        code = exit_code(judged, gate)
+        saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
+        _hosts.keep(history, bundle, judged, "preflight", gate)
+        if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
+            code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
+        if bundle.interrupted:
+            code = ExitCode.INTERRUPTED
+        _write_reports(outputs, judged, gate, bundle)
+        _hosts.step_summary(judged, gate)
+        _hosts.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
+        if code is not ExitCode.HEALTHY or not command:
+            raise typer.Exit(code)
+        return bundle, gate, judged
+
+    if not command:
+        decision()
     else:
-        bundle = earlier
-    _hosts.tell_interrupted(bundle)
-    gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
-    _tell_master(bundle.plan, gate)
-    code = exit_code(judged, gate)
-    saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
-    _hosts.keep(history, bundle, judged, "preflight", gate)
-    if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
-        code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
-    if bundle.interrupted:
-        code = ExitCode.INTERRUPTED
-    _write_reports(outputs, judged, gate, bundle)
-    _hosts.step_summary(judged, gate)
-    _hosts.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
-    if command and code is ExitCode.HEALTHY:
-        raise typer.Exit(_run(command, judged, inventory, gate, no_env))
-    raise typer.Exit(code)
+        from nccl_doctor.cli._guard import following
+
+        followed = following(silence, on_hang, keep, connect)
+        raise typer.Exit(_attempts(command, retries, inventory, followed, decision, no_env))
 
 
 def _outputs(wanted: list[str]) -> dict[str, Path]:
@@ -198,18 +224,6 @@ def _said(name: str, option: object) -> str:
 def _check_profile(profile: str, said: str) -> None:
     if profile not in PROFILES:
         _hosts.stop(f"{said} {profile!r}: expected one of {', '.join(PROFILES)}")
-
-
-def _seconds(text: str, said: str = "--budget") -> float:
-    units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        seconds = float(number) * units[unit]
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 86400:
-        _hosts.stop(f"{said} {text!r}: expected a time such as 90s, 3m or 1h")
-    return seconds
 
 
 def _requirements(options: list[str]) -> tuple[str, ...]:
@@ -298,7 +312,6 @@ def _write(path: Path, text: str) -> bool:
 
 def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> bool:
     """Whether the files that were asked for are written."""
-    from nccl_doctor.facts.fold import fold
     from nccl_doctor.inventory import render
 
     written = True
@@ -318,7 +331,39 @@ def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle:
         _write(path, formats.render(name, judged, gate, bundle))
 
 
-def _run(command: list[str], judged: Report, inventory: Inventory, gate: Gate, no_env: bool) -> int:
+def _attempts(
+    command: list[str],
+    retries: int,
+    inventory: Inventory,
+    followed: Following,
+    decision: Callable[[], tuple[Bundle, Gate, Report]],
+    no_env: bool,
+) -> int:
+    """Run the command on each go, until it ends well, may not be started again, or no attempt is left; its exit code."""
     from nccl_doctor.cli._launch import launch
+    from nccl_doctor.rules.retry import why_not
 
-    return launch(command, () if no_env else judged.env, inventory, gate)
+    for attempt in range(1, retries + 2):
+        bundle, gate, judged = decision()
+        if attempt > 1:
+            _hosts.say(f"attempt {attempt} of {retries + 1} on {fold(gate.chosen)}{_without(gate)}")
+        ended = launch(command, () if no_env else judged.env, inventory, gate.chosen, followed, bundle)
+        if ended.status == 0 or attempt > retries:
+            break
+        to_end = ended.told or ended.status in _TOLD
+        told = "it was told to end" if to_end else "it cannot be run" if ended.status == 127 else ""
+        if why := told or why_not(ended.cause, ended.title):
+            _hosts.say(f"not started again: {why}")
+            break
+        _hosts.say(f"exit {ended.status}: the hosts are looked at again, for attempt {attempt + 1} of {retries + 1}")
+    return ended.status
+
+
+def _without(gate: Gate) -> str:
+    """The hosts that are not good, and why: one reason each."""
+    reasons: dict[str, list[str]] = {}
+    for item in gate.decisions:
+        if item.host in gate.not_good:
+            reasons.setdefault(item.because[0] if item.because else item.state, []).append(item.host)
+    told = "; ".join(f"{fold(hosts)}: {why}" for why, hosts in reasons.items())
+    return f", without {told}" if told else ""

@@ -73,7 +73,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read: assignments, the files that held any, the files looked at, and those that could not be."""
+    """What was read: assignments, the files looked at, and what could not be read or understood."""
 
     assignments: tuple[Assignment, ...]
     looked_at: tuple[str, ...]

@@ -135,7 +135,9 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
     """Take one assignment out: comment the line if there is nothing else on it, else cut the word."""
     line = lines[number - 1]
     indent = line[: len(line) - len(line.lstrip())]
-    word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"']*)"
+    plain = r"""(?!["'])(?:\$\([^()]*\)|\$\{[^{}]*\}|(?!\$[({])[^\s;&|"'`()])*"""
+    end = r"""(?=[\s;&|)"']|\Z)"""  # else there is more of the value: nothing is cut out of its middle
+    word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|{plain}){end}"
     note = "# taken out by nccl-doctor: "
     if item.how is How.CONF:
         return {number: f"{_conf_indent(line, item)}# {line.strip()}"} if _is_conf_line(line, item) else None
@@ -151,8 +153,12 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
         return None
     if re.fullmatch(rf"\s*(?:export\s+)?{word}\s*;?\s*(?:#.*)?", line):
         # An arm of an if must not become empty: ':' does nothing and keeps the shell content.
-        return {number: f"{indent}: {note}{line.strip()}" if indent else f"{note}{line.strip()}"}
-    cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
+        nothing = ": " if indent and item.how is not How.ENV_FILE else ""
+        return {number: f"{indent}{nothing}{note}{line.strip()}"}
+    # An export of nothing else becomes ':': without any name it would print all variables.
+    cut, count = re.subn(rf"(?<![A-Za-z0-9_])export\s+{word}(?=\s*(?:[;&|)\"']|\Z))", ":", line)
+    if not count:
+        cut, count = re.subn(rf"(?:(?<=\s)-x\s+|(?<=\s)-e\s+|(?<=\s)--env\s+)?(?<![A-Za-z0-9_]){word}\s?", "", line)
     # An empty line in the middle of a command over several lines of YAML would end it.
     whole = count == 1 and cut.strip() and not re.search(r"--(?:export|env)=", line)
     return {number: cut} if whole and item.how in (How.EXPORT, How.PREFIX, How.OPTION) else None

@@ -123,7 +123,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class Draft:
-    """Lines collected by the parts below."""
+    """A recommendation while it is drawn up: each part adds its lines, notes, what it leaves alone and what it lacks."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []

@@ -17,6 +17,7 @@ from nccl_doctor.findings import playbooks
 
 PLAUSIBLE = 0.6  # from here on a candidate convinces
 _BESIDE = 0.58  # what the job does not use, as far as its lines say
+_SPARE = 0.18  # a second port that nobody uses, mostly
 _BY_HAND = 0.3  # Ctrl-C in a job that hangs
 _AFTERWARDS = 0.2  # how a program ends that had given up before
 _EXTRA = 0.012  # each further signature that agrees
@@ -59,6 +60,8 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             strength = signature.strength
             if all(_beside_the_job(case, hit) for hit in hits):
                 strength = min(strength, _BESIDE)
+            if name == "port-state-down" and _switched_off(case, hits):
+                strength = _SPARE
             if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
             if all(_ended_by_others(case, hit) for hit in hits):
@@ -144,6 +147,19 @@ def _beside_the_job(case: Case, hit: Hit) -> bool:
     used = " ".join(line.groups["devices"] for line in case.hits("net-ib-using"))
     named = _PORT.findall(hit.text) if used and hit.signature == "port-state-down" else []
     return bool(named) and not any(f"{device}:" in used for device in named)
+
+
+_SAME_PORT = 2  # lines from a port's state to its physical state
+
+
+def _switched_off(case: Case, hits: list[Hit]) -> bool:
+    """Whether a listing tells only of ports that are switched off (Disabled; one without its partner is polling), beside
+    active ones: of adapters with two ports one is often not used."""
+    off = [hit for hit in hits if "disabled" in hit.text.lower()]
+    bare = [hit for hit in hits if "phys" not in hit.text.lower()]  # its physical state is told below
+    off += [hit for hit in bare if any(later(one, hit) and one.line - hit.line <= _SAME_PORT for one in off)]
+    listed = {hit.file for hit in case.hits("port-active")}
+    return all(hit in off and hit.file in listed for hit in hits)
 
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:

@@ -28,7 +28,7 @@ _LAUNCHERS_FILE = re.compile(
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
 _WRAPPED = re.compile(
     r"gloo/transport|ProcessGroup(?:NCCL|Gloo|MPI|UCC|Wrapper)|\b(?:NCCL (?:error|operation|Error)|Nccl error,|NCCL_ERROR)|"
-    r"nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
+    r"\bnccl[A-Z]\w* failed: |nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
     r"monitoredBarrier|"
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"

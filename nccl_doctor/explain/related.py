@@ -75,7 +75,7 @@ _FACTS: dict[str, tuple[str, ...]] = {
     "app.straggler-timeout": ("desync-lagging", "monitored-barrier", "watchdog-status", "straggler-words"),
     "app.uneven-inputs": ("batch-count", "desync-lagging", "watchdog-timeout"),
     "app.pg-misuse": ("nccl-init-start", "barrier-device"),
-    "gpu.p2p": ("p2p-not-enabled", "watchdog-status", "smi-busy", "channel-p2p"),
+    "gpu.p2p": ("p2p-not-enabled", "watchdog-status", "smi-busy", "busy-and-watts", "channel-p2p"),
     "gpu.duplicate": ("nccl-init-start", "barrier-device"),
     "gpu.driver": ("driver-version",),
     "gpu.fabric-manager": ("cumem-refused",),

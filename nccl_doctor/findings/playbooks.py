@@ -21,7 +21,10 @@ class EnvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Playbook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One playbook: its front matter and its Markdown body."""
+    """One playbook: its front matter and its Markdown body.
+
+    ``repeats``: the same command fails again, on whatever hosts: only the program or how it is called can mend it.
+    """
 
     id: str
     title: str
@@ -30,6 +33,7 @@ class Playbook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: str
     tags: tuple[str, ...] = ()
     env: tuple[EnvEntry, ...] = ()
+    repeats: bool = False
 
     def section(self, heading: str) -> str:
         """The text under ``## heading``, stripped; ``KeyError`` if there is none."""

@@ -219,11 +219,12 @@ def _close(report: Report, console: Console, saved: str, exit_code: int, verbose
     tail(report, console, saved, exit_code)
 
 
-def tail(report: Report, console: Console, saved: str, exit_code: int) -> None:
-    """Print the last line: how many hosts, how long, where it was saved, the exit code."""
+def tail(report: Report, console: Console, saved: str, exit_code: int | None) -> None:
+    """Print the last line: how many hosts, how long, where it was saved, the exit code (None: nothing ends with it)."""
     text = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
     text += f"   saved: {visible(saved)}" if saved else ""
-    console.print(Text(f"{text}   exit {exit_code}", "dim"), soft_wrap=True)
+    text += f"   exit {exit_code}" if exit_code is not None else ""
+    console.print(Text(text, "dim"), soft_wrap=True)
 
 
 def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:

@@ -43,7 +43,9 @@ _DOING = {
 }
 
 
-def render(answer: Hang, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
+def render(
+    answer: Hang, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int | None = None
+) -> None:
     """Print the answer. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
     word, style = _HEAD[answer.verdict]
     verdict = Text(word, style).append(f": {visible(answer.sentence)}.", "bold")

@@ -109,29 +109,36 @@ def _as_gloo_is_told(item: Finding, host: Host, plan: Plan) -> Finding:
     )
 
 
-def _own_name(host: str, names: Names) -> Finding:
-    first = names.own.addresses[:1]
-    if not first:
-        return finding(
-            "net.hostname-resolution.unresolved.own-name",
-            Severity.FAIL,
-            f"{host} cannot resolve its own name {names.host_name}",
-            Evidence(names.own.error or "no address", source=f"getaddrinfo({names.host_name})", host=host),
-            places=[Place(host=host)],
-            fixes=[Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)],
-            explains=("collectives",),
-        )
-    if not _is_loopback(first[0]):
-        return _own_name_elsewhere(host, names)
+def _about_own_name(
+    host: str, id: str, title: str, evidence: Evidence | list[Evidence], fix: Fix, explains: tuple[str, ...] = ()
+) -> Finding:
     return finding(
-        "net.hostname-resolution.loopback",
+        f"net.hostname-resolution.{id}",
         Severity.FAIL,
-        f"{host}'s own name {names.host_name} is {first[0]} on {host}: that is the address its peers are given",
-        _quote(host, names.host_name, names.own),
+        title,
+        evidence,
         places=[Place(host=host)],
-        fixes=[_own_line_fix(host, names)],
-        explains=("collectives", "net.wrong-interface"),
+        fixes=[fix],
+        explains=("collectives", *explains),
     )
+
+
+def _own_name(host: str, names: Names) -> Finding:
+    """The own name is nothing, loopback, or elsewhere: Gloo takes its first address that can be bound, else loopback."""
+    name, told = names.host_name, names.own.addresses[:1]
+    if not told:
+        title = f"{host} cannot resolve its own name {name}"
+        proof = Evidence(names.own.error or "no address", source=f"getaddrinfo({name})", host=host)
+        fix = Fix("add the name with its address to /etc/hosts or DNS", "getent hosts $(hostname)", host)
+        return _about_own_name(host, "unresolved.own-name", title, proof, fix)
+    quoted = _quote(host, name, names.own)
+    if _is_loopback(told[0]):
+        title = f"{host}'s own name {name} is {told[0]} on {host}: that is the address its peers are given"
+        return _about_own_name(host, "loopback", title, quoted, _own_line_fix(host, names), ("net.wrong-interface",))
+    title = f"{host}'s own name {name} is {told[0]}, which {host} does not have"
+    own = Evidence(f"{host} has {', '.join(names.addresses)}", source="getifaddrs", host=host)
+    fix = _entry_fix(host, name, names.own, names)
+    return _about_own_name(host, "wrong-address", title, [quoted, own], fix, ("net.wrong-interface",))
 
 
 def _is_localhost(names: Names) -> bool:
@@ -142,30 +149,13 @@ def _is_localhost(names: Names) -> bool:
 def _name_of_another(host: str, names: Names) -> Finding:
     """Mending /etc/hosts would hide it: the host's name itself is wrong."""
     reached = "themselves" if _is_localhost(names) else f"{names.host_name}, another host"
-    return finding(
-        "net.hostname-resolution.wrong-address",
-        Severity.FAIL,
+    return _about_own_name(
+        host,
+        "wrong-address",
         f"{host} calls itself {names.host_name}: peers that are told this name connect to {reached}",
         [Evidence(names.host_name, source="hostname", host=host), _quote(host, names.host_name, names.own)],
-        places=[Place(host=host)],
-        fixes=[Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host)],
-        explains=("collectives", "net.wrong-interface", "net.hostname-resolution.loopback"),
-    )
-
-
-def _own_name_elsewhere(host: str, names: Names) -> Finding:
-    """Gloo takes the first address of the own name that can be bound, else loopback."""
-    return finding(
-        "net.hostname-resolution.wrong-address",
-        Severity.FAIL,
-        f"{host}'s own name {names.host_name} is {names.own.addresses[0]}, which {host} does not have",
-        [
-            _quote(host, names.host_name, names.own),
-            Evidence(f"{host} has {', '.join(names.addresses)}", source="getifaddrs", host=host),
-        ],
-        places=[Place(host=host)],
-        fixes=[_entry_fix(host, names.host_name, names.own, names)],
-        explains=("collectives", "net.wrong-interface"),
+        Fix("give the host its own name", f"sudo hostnamectl set-hostname {shlex.quote(host)}", host),
+        ("net.wrong-interface", "net.hostname-resolution.loopback"),
     )
 
 

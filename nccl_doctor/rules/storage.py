@@ -91,9 +91,8 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
     They write libraries into /tmp (TMPDIR) or a cache directory and load them; on a file system mounted noexec that
     ends in "failed to map segment from shared object".
     """
-    for entry in _one_per_mount(tuple(item for item in host.need(System).filesystems if item.role in _EXECUTED)):
-        if entry.noexec is None:
-            raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
+    caches = _one_per_mount(tuple(item for item in host.need(System).filesystems if item.role in _EXECUTED))
+    for entry in caches:
         if entry.noexec:
             yield host.finding(
                 "sys.noexec",
@@ -105,6 +104,9 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
                     "or build elsewhere: TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR and TMPDIR in a directory that allows it"
                 ),
             )
+    for entry in caches:
+        if entry.noexec is None:
+            raise MissingFact(f"mount options of {entry.path}", "its mount is not known")
 
 
 @host_rule("system", "sys.disk-full", "sys.disk-full.inodes", "sys.disk-full.low", "sys.disk-full.read-only")

@@ -111,9 +111,13 @@ def test_deepspeed_gets_a_hostfile_that_it_takes(lab: Lab, place: Path) -> None:
     assert [row and row.groups() for row in found] == [("gpu01", "8"), ("gpu02", "8"), ("gpu04", "8")]
 
 
-def test_torchrun_on_one_machine(lab: Lab, place: Path) -> None:
+@pytest.mark.parametrize(
+    ("heading", "changes"),
+    [("torchrun, one machine", [("gpus=8", "cpus=1")]), ("torchrun, where another preflight has said go", [])],
+)
+def test_torchrun_on_one_machine(lab: Lab, place: Path, heading: str, changes: list[tuple[str, str]]) -> None:
     """The real torchrun, two ranks on this machine."""
-    line = smaller(pieces.launch_lines()["torchrun, one machine"], ("gpus=8", "cpus=1"), ("node 8", "node 2"))
+    line = smaller(pieces.launch_lines()[heading], *changes, ("node 8", "node 2"))
     (place / "train.py").write_text(
         "import os; print('rank ' + os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'])"
     )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from facts_builder import NAMES, Builder, address
@@ -287,6 +288,9 @@ def test_command_prints_and_exits(tmp_path: Path) -> None:
     run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file, "--format", "json"])
     document = json.loads(run.output)
     assert document["exit_code"] == 11 and document["changes"][0]["subject"] == "resolution"
+    jsonschema.validate(
+        document, json.loads((Path(__file__).resolve().parents[2] / "docs" / "diff.schema.json").read_text())
+    )
     assert CliRunner().invoke(cli.app, ["diff", good_file, good_file]).exit_code == 0
     assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu01,gpu02"]).exit_code == 11
     assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu02,gpu01"]).exit_code == 0

@@ -9,6 +9,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 from facts_builder import NAMES, Builder
@@ -313,6 +314,9 @@ def test_check_and_preflight_append_and_history_tells(tmp_path: Path) -> None:
     assert "gpu02" in shown.output.split("keeps returning")[1] and "failed in 2 of 3 runs   FpF" in shown.output
     document = json.loads(
         invoke(cli.app, ["history", str(tmp_path / "kept"), "--format", "json", "--host", "gpu02"]).output
+    )
+    jsonschema.validate(
+        document, json.loads((Path(__file__).resolve().parents[2] / "docs" / "history.schema.json").read_text())
     )
     assert [item["host"] for item in document["components"]] == ["gpu02"]
     assert {item["host"] for item in document["trends"]} == {"gpu02"}

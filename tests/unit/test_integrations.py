@@ -63,13 +63,15 @@ def test_the_command_line_takes_it(words: list[str], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shutil.which", lambda name: name)  # kubectl need not be here
     cli._load_commands()
     group: Any = typer.main.get_command(cli.app)
-    assert words[0] == "preflight"
-    context = group.commands["preflight"].make_context("preflight", list(words[1:]))
-    parameters = context.params
+    assert words[0] in ("preflight", "run")
+    parameters = group.commands[words[0]].make_context(words[0], list(words[1:])).params
+    if words[0] == "run":
+        assert parameters["command"]
+        return
     from nccl_doctor.cli import preflight
 
     assert not parameters["profile"] or parameters["profile"] in preflight.PROFILES
-    assert preflight._seconds(parameters["budget"] or "120s") > 0
+    assert cli._hosts.seconds(parameters["budget"] or "120s", "--budget", "90s") > 0
     preflight._outputs(list(parameters["report"] or ()))
     for text in parameters["require"] or ():
         assert all(requirements.parse(part) for part in requirements.split(text))

@@ -14,11 +14,13 @@ import pytest
 import typer
 
 from nccl_doctor.cli import _launch
+from nccl_doctor.cli._guard import Following
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.inventory import HostEntry, Inventory
-from nccl_doctor.rules.gate import Gate
 from nccl_doctor.transport import descriptors
+
+FOLLOWED = Following()
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_the_job_has_the_limits_that_this_process_was_started_with(
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
     try:
-        assert _launch._pass_through(["sh", "-c", "ulimit -n"], dict(os.environ), kept)[0] == 0
+        assert _launch._pass_through(["sh", "-c", "ulimit -n"], dict(os.environ), kept).status == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert capfd.readouterr().out.strip() == str(descriptors._AT_START)
@@ -64,7 +66,7 @@ def test_an_explanation_that_takes_too_long_is_ended(
     kept: _launch._Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_launch, "EXPLAIN_LIMIT_S", 0.3)
-    _launch._explain(kept)
+    _launch._explain(kept, _launch.Ended(1))
     assert "no end after 0.3 s: the job's output is not explained" in capfd.readouterr().err
     assert gone(endless)
 
@@ -79,16 +81,15 @@ def test_an_explanation_ends_at_once_when_told_to(
 
     threading.Thread(target=tell, daemon=True).start()
     before = signal.getsignal(signal.SIGTERM)
-    _launch._explain(kept)
+    _launch._explain(kept, _launch.Ended(1))
     assert "told to end: the job's output is not explained" in capfd.readouterr().err
     assert gone(endless) and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_is_exported_drives_no_terminal_and_reaches_the_job_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth\x1b[2J", "\x1b]0;x\x07")
-    gate = Gate(True, (), ("a",), (), "", ("a",))
     command = ["sh", "-c", 'printf %s "$NCCL_SOCKET_IFNAME"']
-    assert _launch.launch(command, (advice,), Inventory((HostEntry("a"),)), gate) == 0
+    assert _launch.launch(command, (advice,), Inventory((HostEntry("a"),)), ("a",), FOLLOWED).status == 0
     told = capfd.readouterr()
     assert told.out == advice.value and "\x1b" not in told.err and "export NCCL_SOCKET_IFNAME='eth\\e[2J'" in told.err
 
@@ -99,8 +100,12 @@ def test_what_only_hosts_need_that_were_left_out_is_not_exported(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     advice = EnvAdvice("GLOO_SOCKET_IFNAME", "eth1", "its own name is loopback", hosts=hosts)
-    gate = Gate(True, (), ("a", "b"), (), "", ("a", "b"))
-    assert _launch.launch(["printenv", advice.name], (advice,), Inventory((HostEntry("a"), HostEntry("b"))), gate) == 0
+    assert (
+        _launch.launch(
+            ["printenv", advice.name], (advice,), Inventory((HostEntry("a"), HostEntry("b"))), ("a", "b"), FOLLOWED
+        ).status
+        == 0
+    )
     told = capfd.readouterr()
     assert told.out == f"{value}\n" and (advice.reason in told.err) == (value == "eth1")
 
@@ -110,7 +115,7 @@ def test_what_lies_in_the_working_directory_is_not_what_explains(
 ) -> None:
     (tmp_path / "typer.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
-    _launch._explain(kept)
+    _launch._explain(kept, _launch.Ended(1))
     told = capfd.readouterr().err
     assert (
         "\n     job-output:1  RuntimeError: CUDA error" in told and "✗ a kernel" in told
@@ -122,8 +127,7 @@ def test_without_a_place_for_its_hostfile_no_job_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    gate = Gate(True, (), ("a",), (), "1 of 1 hosts are good, 1 needed")
     with pytest.raises(typer.Exit) as stopped:
-        _launch.launch(["touch", str(tmp_path / "ran")], (), Inventory((HostEntry("a"),)), gate)
+        _launch.launch(["touch", str(tmp_path / "ran")], (), Inventory((HostEntry("a"),)), ("a",), FOLLOWED)
     assert stopped.value.exit_code == ExitCode.INTERNAL_ERROR and not (tmp_path / "ran").exists()
     assert "No such file or directory; name a directory for them by TMPDIR" in capsys.readouterr().err

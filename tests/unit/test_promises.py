@@ -338,8 +338,25 @@ def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -
     assert done.exit_code == ExitCode.USAGE and f"nothing is measured: {idle} would change nothing" in done.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "check --save -",
+        "hang --save -",
+        "bench allreduce --save -",
+        "preflight --good-hosts -",
+        "report x.ndb --format json --output -",
+    ],
+)
+def test_no_file_is_called_as_standard_output_is(words: str) -> None:
+    done = CliRunner().invoke(cli.app, words.split())
+    assert done.exit_code == ExitCode.USAGE and "standard output is none; name a file" in done.output
+
+
 @pytest.mark.parametrize("command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend"])
-@pytest.mark.parametrize("way", [["--transport", "command=sh {host}"], ["--ssh-config", os.devnull]])
+@pytest.mark.parametrize(
+    "way", [["--transport", "command=sh {host}"], ["--transport", "ssh"], ["--ssh-config", os.devnull]]
+)
 def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str, way: list[str]) -> None:
     done = CliRunner().invoke(cli.app, [*command.split(), *way])
     assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output

@@ -114,7 +114,16 @@ def test_a_report_that_breaks_off_is_not_sound() -> None:
     assert broken.verdict is Verdict.UNDECIDED and broken.next[0].startswith("take the RAS report again")
 
 
-@pytest.mark.parametrize("section", ["DEAD", "INCOMPLETE", "#0-0 (38aae3b4d6b8c6f6) ERROR"])
+@pytest.mark.parametrize(
+    "section",
+    [
+        "DEAD",
+        "INCOMPLETE",
+        "#0-0 (38aae3b4d6b8c6f6) ERROR",
+        "#0-0 (38aae3b4d6b8c6f6) MISMATCH",
+        "#0-0 (38aae3b4d6b8c6f6) MISMATCH\n  Communicator ranks disagree on the buffers registered",
+    ],
+)
 def test_a_report_that_accuses_in_unknown_words_is_not_sound(section: str) -> None:
     (report,) = read(
         SOUND.replace("Errors\n======\n", f"Errors\n======\n\n{section}\n  The worker of seat seven is gone\n")

@@ -194,6 +194,9 @@ def test_shared_memory_that_cannot_be_written_and_a_tmp_that_executes_nothing() 
     assert not run("storage.executable_caches", host()).findings
     untold = (msgspec.structs.replace(tmp, noexec=None), *others)
     assert run("storage.executable_caches", host(filesystems=untold)).unknown
+    scratch = msgspec.structs.replace(tmp, path="/scratch/a", looked_at="/scratch", mount="/scratch", noexec=True)
+    both = run("storage.executable_caches", host(filesystems=(untold[0], scratch)))
+    assert only(both).id == "sys.noexec" and both.unknown  # what is not known hides no fault
     assert run("storage.shared_memory", host(shm=msgspec.structs.replace(shut, read_only=None))).unknown
 
 

@@ -159,9 +159,7 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
     for group, items in _groups(case).items():
         if "(" not in group and group != "0":  # older torch numbers groups per rank: the same number, other members
             continue
-        waiting = [
-            item for item in items if item.hit and item.operation not in _ONE_SIDED and item.sequence is not None
-        ]
+        waiting = [item for item in items if item.operation not in _ONE_SIDED and item.sequence is not None]
         waiting.sort(key=lambda one: one.sequence or 0)
         for item in waiting[:1]:  # whoever completed the work of another has completed this one
             ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
@@ -170,10 +168,11 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
             if not ahead:
                 continue
             lines = [hit for one in [item, *ahead] for hit in (one.hit, one.status_hit) if hit]
+            call = f" ({item.operation})" if item.operation else ""  # only a status line: it may be a rooted one
             yield Candidate(
                 "app.collective-mismatch",
-                0.78 if told else 0.66,
-                f"rank {item.rank} waits in work {item.sequence} ({item.operation}), which rank {ahead[0].rank} has completed",
+                0.56 if not item.operation else 0.78 if told else 0.66,
+                f"rank {item.rank} waits in work {item.sequence}{call}, which rank {ahead[0].rank} has completed",
                 [*lines, *_telling(last_words(case, {item.rank, ahead[0].rank}))],
                 {item.rank},
                 final=True,
@@ -222,7 +221,8 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
     """A rank's last enqueued work is behind (it never joined) or its calls ran ahead of the others.
 
     A rank that is behind and alive is slow or went another way through the code; what its own last lines say (saving,
-    loading, compiling, evaluating, out of data) decides between a straggler and a skipped collective.
+    loading, compiling, evaluating, out of data) decides between a straggler and a skipped collective. Who has completed more
+    than another rank is not behind.
     """
     for items in _groups(case).values():
         known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
@@ -230,7 +230,8 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
             continue
         waited = Counter(item.sequence for item in known if item.hit is not None and item.sequence is not None)
         usual = waited.most_common(1)[0][0] if waited else max(item.enqueued or 0 for item in known)
-        low = [item for item in known if (item.enqueued or 0) < usual]
+        least = min((item.completed or 0 for item in known), default=0)
+        low = [item for item in known if (item.enqueued or 0) < usual and (item.completed or 0) <= least]
         if not low or len(low) > len(known) / 2:
             continue
         ranks = {item.rank for item in low}

@@ -232,13 +232,18 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("net.peer-lost", "ib.retry-exceeded"),
     ),
     (
+        "invalid argument|ncclInvalidArgument",
+        "NCCL refused an argument of a call: a buffer that is not on its communicator's GPU, a root or type that is none",
+        ("app.bad-tensor", "app.pg-misuse"),
+    ),
+    (
         r"Proxy Call to rank \d+ failed \(Connect\)",
         "NCCL's proxy could not connect to a peer",
         ("net.wrong-interface", "net.firewall", "ib.qp-connect"),
     ),
 )
 # ncclResult_t on its way up -> what it means and what it points to
-_TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "6": _CODES[2][1:]}
+_TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "4": _CODES[3][1:], "6": _CODES[2][1:]}
 
 
 _THREAD = re.compile(r"\S+:\d+:\d+ \[\d+\]")

@@ -78,14 +78,14 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     stuck = {(item.sequence, item.operation) for item in waits}
     early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
     everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
-    if len(stuck) == 1 and early and (everyone or case.has("smi-busy")):
+    if len(stuck) == 1 and early and (everyone or case.has("smi-busy", "busy-and-watts")):
         hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
-        strength = 0.82 if case.has("smi-busy", "acs-redirect", "p2p-broken") else 0.68
+        strength = 0.82 if case.has("smi-busy", "busy-and-watts", "acs-redirect", "p2p-broken") else 0.68
         yield Candidate(
             "gpu.p2p",
             strength,
             "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
-            [*hits, *case.hits("smi-busy")[:2], *case.hits("channel-p2p")[:1]],
+            [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]],
             final=True,
         )
 
@@ -421,6 +421,20 @@ def hung_task(case: Case) -> Iterable[Candidate]:
     else:
         title = "a shared file system or the host hangs or fails"
         yield Candidate("sys.clock-or-dns-or-fs", 0.8, title, hung, hosts=hosts_of(hung))
+
+
+@diagnosis
+def kernel_crash_in_driver(case: Case) -> Iterable[Candidate]:
+    """The kernel crashed, and the instruction (RIP) is one of the GPU's driver."""
+    frames = [hit for hit in case.hits("driver-frame") if "RIP: " in hit.text]
+    near = [
+        hit
+        for hit in case.hits("node-died")
+        if any(frame.file == hit.file and 0 < frame.line - hit.line <= _STACK for frame in frames)
+    ]
+    if near:
+        title = "the kernel crashed in the GPU's driver: a bug of this release, or a GPU that answers wrongly"
+        yield Candidate("gpu.driver", 0.92, title, [near[0], frames[0], *near[1:3]], hosts=hosts_of(frames))
 
 
 @diagnosis

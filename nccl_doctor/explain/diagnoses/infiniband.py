@@ -194,6 +194,23 @@ def no_driver_library(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def no_device_listed(case: Case) -> Iterable[Candidate]:
+    """ibv_devices printed its heading and no device below it."""
+    headings = case.hits("verbs-device-list")
+    rows = case.hits("verbs-device-list-rows")
+    dashes = any("------" in row.text for row in rows)
+    if dashes and not any(re.search(r"\b[0-9a-f]{16}\b", row.text) for row in rows):
+        title = "libibverbs finds no RDMA device here (ibv_devices lists none)"
+        yield Candidate(
+            "ib.device-not-found",
+            0.74,
+            title,
+            [*case.hits("libibverbs-driver")[:3], *headings[:1]],
+            *speakers(headings),
+        )
+
+
+@diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
     """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
     values = [

@@ -93,6 +93,7 @@ _SIDE = re.compile(
 _REPORTED = re.compile(rf"  \d{{1,9}} ranks reported (?P<error>{_RESULT})")
 _COMMUNICATOR = re.compile(r"#\d{1,9}-\d{1,9} \((?P<hash>[0-9a-f]{1,16})\) (?P<kind>INCOMPLETE|ERROR|MISMATCH)\s*")
 _DIFFERENT = re.compile(r"  Communicator ranks have different (?:(?P<function>\w{1,40}) operation counts|status)\s*")
+_DIFFERS = "  Communicator "  # in what, is told in words that are not known
 _TIMEOUTS = re.compile(r"  Encountered (?P<count>\d{1,9}) communication timeouts?")
 
 
@@ -128,7 +129,7 @@ class _TextReader:
         self.communicator = ""
         self.error = ""
         self.complete = False
-        self.accused: set[tuple[str, str]] = set()  # sections about processes, and their communicators, that were begun
+        self.accused: set[tuple[str, str]] = set()  # sections that accuse, and their communicators, that were begun
         self.timeouts = (0, "")
         # By section and communicator, which is empty where a section is about processes.
         self.workers: dict[str, dict[str, list[Worker]]] = {"DEAD": {}, "INCOMPLETE": {}, "ERROR": {}}
@@ -137,7 +138,7 @@ class _TextReader:
     def read(self, lines: list[tuple[int, str]]) -> Report:
         for number, line in lines:
             self._line(number, line)
-        unread = any(not self.workers[section].get(communicator) for section, communicator in self.accused)
+        unread = any(not self._has_read(section, communicator) for section, communicator in self.accused)
         return Report(
             source=self.source,
             complete=self.complete and not unread,
@@ -149,6 +150,13 @@ class _TextReader:
             timeouts=self.timeouts[0],
             timeouts_text=self.timeouts[1],
         )
+
+    def _has_read(self, section: str, communicator: str) -> bool:
+        """Whether somebody was read of whom a section accuses; of a difference that is two sides of each."""
+        if section == "MISMATCH":
+            found = [sides for name, _, sides in self.mismatches if name == communicator]
+            return bool(found) and all(len(sides) > 1 for sides in found)
+        return bool(self.workers[section].get(communicator))
 
     def _line(self, number: int, line: str) -> None:
         if not line.startswith("  "):
@@ -171,7 +179,7 @@ class _TextReader:
             self.section = ""
         elif line.startswith("Warnings"):
             self.section, self.complete = "", True
-        if self.section in self.workers:
+        if self.section == "MISMATCH" or self.section in self.workers:
             self.accused.add((self.section, self.communicator))
 
     def _worker_line(self, number: int, line: str) -> None:
@@ -185,8 +193,9 @@ class _TextReader:
 
     def _mismatch_line(self, number: int, line: str) -> None:
         different = _DIFFERENT.fullmatch(line)
-        if different:
-            self.mismatches.append((self.communicator, different.group("function") or "status", []))
+        if different or line.startswith(_DIFFERS):
+            function = (different.group("function") or "status") if different else "operation"
+            self.mismatches.append((self.communicator, function, []))
             return
         if not self.mismatches:
             return

@@ -53,8 +53,8 @@ def lists_settings(text: str) -> bool:
 
 # A bar by its title: of huggingface_hub, datasets, transformers, TRL ("Adding EOS to train dataset"), vLLM and SGLang
 _PREPARATION = re.compile(
-    r"(?:^|[\]):>|])\s*(?:(?:down|up|re)?load|fetch|resolv|map\b|filter\b|(?:running )?tokeni[sz]|pre-?process|"
-    r"generating \w+ (?:split|examples)|(?:convert|cast|flatten|pack|truncat|extract|appl|add|group|sav|creat|prepar)\w* .*"
+    r"(?:^|[\]):>|])\s{0,8}(?:(?:down|up|re)?load|fetch|resolv|map\b|filter\b|(?:running )?tokeni[sz]|pre-?process|"
+    r"generating \w+ (?:split|examples)|(?:convert|cast|flatten|pack|truncat|extract|appl|add|group|sav|creat|prepar)\w{0,10} .{0,60}"
     r"\b(?:dataset|data|format|texts|templates?|shards|indices|files)\b|unpack|extract|quanti[sz]|captur|compil|\w* ?warm-?up)"
     r"[^|%]{0,80}?: *\d{1,3}%(?: Completed ?)? ?\|",
     re.IGNORECASE,

@@ -88,6 +88,8 @@ class Tracebacks:
             return
         if self._begun:
             self._drop_lead(key, said, *self._begun)
+        if self._inside_from_start and (at := _FRAME_AT.search(line.body)) is not None:
+            self._leads.learn(line.body[: at.start()] + records.MARK)
         lead, line.body = self._leads.split(line.body)
         key += lead
         body = line.body

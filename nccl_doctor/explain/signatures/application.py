@@ -435,6 +435,9 @@ says(
     strength=0.74,
     title="a program, or an extension of torch, could not be built",
     why="make, ninja or the compiler gave up: what was to run is not there.",
+    where=lambda groups, line: (
+        re.search(r"\*\*\* \[(?:[^]]*: )?(?:test|check|run)[-\w]*\]", line) is None
+    ),  # it was built, and failed
 )
 says(
     "licence-refused",

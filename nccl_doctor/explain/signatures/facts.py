@@ -129,6 +129,10 @@ says(
 says("gdr-disabled", "GPU Direct RDMA Disabled for {what}", why="No GPUDirect RDMA between this GPU and HCA.")
 says("nccl-version", "NCCL version {version:word}", why="NCCL's version.")
 says("nccl-error-version", ", NCCL version {version:word}", why="NCCL's version, in torch's error text.")
+_OTHER_TORCH = re.compile(  # the one that something was built for, or wants
+    r"\(you have |\b(?:(?:built|compiled) (?:for|with|against)|requires?|needs?)(?: at least)? (?:py)?torch\b",
+    re.IGNORECASE,
+)
 says(
     "torch-version",
     "torch=={version:word}",
@@ -140,7 +144,7 @@ says(
     "PyTorch {version:word}",
     "torch version {version:word}",
     why="torch's version.",
-    where=lambda groups, line: groups["version"][:1].isdigit(),
+    where=lambda groups, line: groups["version"][:1].isdigit() and _OTHER_TORCH.search(line) is None,
 )
 says(
     "driver-version",
@@ -290,6 +294,8 @@ says(
     "NCCL error({code:int}), {text}",  # Paddle
     "Nccl error, {text}",  # Paddle before 2.2
     "NCCL_ERROR: b'{text}'",  # RAPIDS
+    "call='nccl{call}', Reason={code:int}:{text}",  # raft
+    "nccl{call:word} failed: {text}",  # Horovod
     "NCCL_ERROR_{name:word}: {text}",  # CuPy
     "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
     "unhandled system error",
@@ -301,6 +307,7 @@ says(
     "ncclInternalError: Internal check failed",
     "ncclUnhandledCudaError: Call to CUDA",
     "ncclInvalidUsage: This usually",
+    "ncclInvalidArgument: Invalid value",
     "Test NCCL failure",
     role=Role.SYMPTOM,
     fold="a call of NCCL failed",
@@ -454,9 +461,8 @@ says("wsl", "microsoft-standard-WSL2", "WSL2", "/usr/lib/wsl/", why="The Windows
 says(
     "smi-busy",
     "%      Default |",
-    "100 %, {watts:num} W",
     why="GPU utilisation in an nvidia-smi table.",
-    where=lambda groups, line: "100%" in line or "100 %" in line,
+    where=lambda groups, line: "100%" in line,
 )
 says(
     "shm-full",

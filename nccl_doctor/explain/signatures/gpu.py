@@ -81,7 +81,40 @@ says(
     "amdgpu {pci}: Fatal error during GPU init",
     "amdgpu: Fatal error during GPU init",
     "amdgpu: probe of {pci} failed with error",
+    "Booter failed with non-zero error code: ",
     why="The driver could not start a GPU: it does not answer, or the driver's own files do not fit (see the diagnosis of the same name).",
+)
+says(
+    "amdgpu-firmware-silent",
+    "SMU: I'm not done with your previous command",
+    "failed to send message {number:word} ret is",
+    "last message was failed ret is",
+    role=Role.SYMPTOM,
+    cause="gpu.fell-off-bus",
+    strength=0.46,
+    fold="an AMD GPU's firmware does not answer",
+    title="an AMD GPU's power firmware (SMU) does not answer its driver",
+    why="Now and then it is only late. If it goes on the GPU needs a reset, mostly of the whole host.",
+)
+says(
+    "mig-refused",
+    "Failed to display GPU instances: Insufficient Permissions",
+    "Failed to display compute instances: Insufficient Permissions",
+    "a GPU instance on GPU {gpu} using profile {profile}: Insufficient Permissions",
+    cause="gpu.mig",
+    strength=0.72,
+    title="MIG instances may not be listed or made by this user",
+    why="nvidia-smi mig needs root, or the capabilities below /proc/driver/nvidia/capabilities (mig/config, mig/monitor) in the container.",
+)
+says(
+    "driver-waits",
+    "] uvm_spin_loop+0x",
+    cause="gpu.fell-off-bus",
+    role=Role.SYMPTOM,
+    strength=0.46,
+    fold="a process waits in the GPU's driver",
+    title="a process waits in the GPU's driver (nvidia_uvm) for an answer of the GPU",
+    why="A stack of /proc/PID/stack or SysRq. If it stays there the GPU or its firmware does not answer, and only a reset ends the process.",
 )
 says(
     "driver-files-differ",
@@ -452,7 +485,7 @@ says(
     "amdgpu{}hub{}page fault (src_id:",
     cause="gpu.illegal-access",
     strength=0.86,
-    title="a kernel on a GPU accessed memory it must not (or hit an assertion); NCCL only reports it",
+    title="a kernel on a GPU accessed memory it must not (or hit an assertion)",
     why="Raised by a kernel launched earlier, usually the program's. NCCL's watchdog and proxy meet the same sticky error. Xid 79, 48, 94/95 in the kernel log would make it hardware.",
 )
 says(
@@ -799,8 +832,15 @@ says(
     title="a host's CPU is throttled by heat",
     why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
 )
-# Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature
-_NOTHING_READ = re.compile(r"GPU.*: ERR!|^(?!.*\b\d{1,3}C\b).*\|.*ERR!.*ERR!")
+_TEMPERATURE = re.compile(r"\b\d{1,3}C\b")
+
+
+def _nothing_read(line: str) -> bool:
+    """Of a GPU that is gone nvidia-smi's table has ERR! in several fields, and no temperature."""
+    row = "|" in line and line.count("ERR!") > 1 and not _TEMPERATURE.search(line)
+    return row or re.search(r"GPU.{0,80}: ERR!", line) is not None
+
+
 says(
     "gpu-gone-more",
     "(rev ff)",
@@ -837,7 +877,7 @@ says(
     # Xid 154 follows another fault, and is weighed as an Xid
     where=lambda groups, line: (
         re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
-        and ("ERR!" not in line or bool(_NOTHING_READ.search(line)))
+        and ("ERR!" not in line or _nothing_read(line))
     ),
 )
 says(
@@ -847,7 +887,7 @@ says(
     strength=0.42,
     title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
     why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
-    where=lambda groups, line: "|" in line and not _NOTHING_READ.search(line),
+    where=lambda groups, line: "|" in line and not _nothing_read(line),
 )
 says(
     "pcie-port-not-recovered",
@@ -931,7 +971,6 @@ says(
     "cuIpcOpenMemHandle",
     "cudaIpcGetMemHandle",
     "could not open IPC",
-    "pidfd_getfd",
     "Cuda failure 217",
     "Cuda failure 704",
     "Cuda failure 208",

@@ -73,6 +73,26 @@ says(
     why="DCGM's module for CPUs (sysmon) works on NVIDIA's own CPUs only; on others it says so and is left out.",
 )
 says(
+    "ucx-without-rdma",
+    "UCX  ERROR rdma_create_event_channel failed: No such device",
+    "UCX  ERROR failed to open CM on component rdmacm",
+    role=H,
+    why="UCX was built with RDMA's connection manager, and this host has no RDMA device: MPI takes another way (--mca pml ^ucx says nothing).",
+)
+says(
+    "pmi2-asks-nothing",
+    "PMI2_KVS_Get:_pmi2_kvs_get failed",
+    "key [-NONEXIST-KEY] was not found",
+    role=H,
+    why="MPICH over PMI-2 asks for a key that does not exist, to make a barrier; Cray's server tells of it.",
+)
+says(
+    "dcgm-without-daemon",
+    "Host engine connection invalid/disconnected",
+    role=H,
+    why="DCGM's exporter or dcgmi does not reach nv-hostengine (restarted, or without a GPU's driver): monitoring has no values. Jobs do not need it.",
+)
+says(
     "dcgm-without-switches",
     "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
     "[[NvSwitch]] Not attached to NvSwitches",

@@ -238,6 +238,14 @@ says(
     where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
 )
 says(
+    "port-active",
+    "state ACTIVE physical_state LINK_UP",
+    "State: Active",
+    "state:{}4: ACTIVE",
+    "PORT_ACTIVE (4)",
+    why="A listing shows an RDMA port that is active.",
+)
+says(
     "adapter-up",
     " port {port:int} ==> {interface} (Up)",
     why="ibdev2netdev: this RDMA adapter's port is up.",
@@ -270,6 +278,17 @@ says(
     strength=0.7,
     title="one adapter cannot reach the other (RDMA connection manager)",
     why="rping or another probe found no path between two adapters: a rail, a subnet or a VLAN does not lead there.",
+    where=lambda groups, line: "Peer: 127." not in line,
+)
+says(
+    "rdma-cm-loopback",
+    "RDMA_CM_EVENT_UNREACHABLE{}Peer: 127.",
+    "RDMA_CM_EVENT_ROUTE_ERROR{}Peer: 127.",
+    "RDMA_CM_EVENT_ADDR_ERROR{}Peer: 127.",
+    cause="net.wrong-interface",
+    strength=0.78,
+    title="an adapter is asked for a connection to the loopback address, which no adapter has",
+    why="The peer told 127.0.0.1 as its address: give it the interface of an adapter (Dask: interface=, --interface ib0).",
 )
 says(
     "kernel-link-down",
@@ -311,6 +330,7 @@ says(
     "phys state:  2: Polling",
     "phys_state:{}POLLING",
     "phys state:{}Disabled",
+    "phys_state:{}DISABLED (3)",
     "state: 1: DOWN",
     "state:{}1: DOWN",
     "Port {port:int} Down",
@@ -363,6 +383,8 @@ says(
     "ibv_modify_qp failed with error {error}",
     "ibv_modify_qp failed",
     "Failed to modify QP",
+    "Failed to modify UD QP to",
+    "Failed to modity QP to RTR, check mtu",  # Mooncake, until 2025
     "Unable to modify QP",
     "failed to modify qp",
     cause="ib.qp-connect",
@@ -590,6 +612,10 @@ says(
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
+    "rdma_getaddrinfo: No such device",
+    "rdma_create_event_channel: No such device",
+    "rdma_create_id: No such device",
+    "rdma_create_event_channel() failed",
     cause="ib.device-not-found",
     strength=0.72,
     title="no usable RDMA device in this process",
@@ -784,7 +810,9 @@ says(
     why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
     where=lambda groups, line: (
         re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
-        and not re.search(r"ibv_|mlx5dv_|Message truncated", line)
+        and not re.search(
+            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm", line
+        )
         and not _PEER_GONE.search(line)
     ),
 )
@@ -809,6 +837,34 @@ says(
     title="MPI's way over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
+)
+says(
+    "ucx-py-unreachable",
+    "called with status -6: Destination is unreachable",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.46,
+    fold="UCX-Py reaches no peer",
+    title="UCX reaches the other end of a connection over none of its transports",
+    why="Nobody listens there, an address of a network that this host lacks, or UCX_TLS and UCX_NET_DEVICES leave out what both ends have.",
+)
+says(
+    "open-mpi-ofi",
+    "Open MPI failed an OFI Libfabric library call ({call}).",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.48,
+    fold="Open MPI does not start on libfabric",
+    title="Open MPI's way over libfabric does not start ({call})",
+    why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
+)
+says(
+    "charm-ofi",
+    "Reason: OFI::{call} error",
+    cause="net.plugin",
+    strength=0.62,
+    title="Charm++'s way over libfabric fails ({call})",
+    why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
 )
 says(
     "oneccl-error",
@@ -894,6 +950,23 @@ says(
     why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
 )
 says(
+    "verbs-device-list",
+    "device{}node GUID",
+    rows=2,
+    why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
+    where=lambda groups, line: re.search(r"\bdevice\s+node GUID\s*$", line) is not None,
+)
+says(
+    "umad-unanswered",
+    "umad ({way}) bad status 110; Connection timed out",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.46,
+    fold="management datagrams without an answer",
+    title="a port of the fabric does not answer a management datagram ({way})",
+    why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
@@ -901,11 +974,12 @@ says(
 says(
     "psm-unit",
     "PSM2 can't open hfi unit",
+    "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="Omni-Path's library (PSM2) cannot open an adapter",
+    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )

@@ -604,6 +604,7 @@ says(
     "mpi-no-way",
     "At least one pair of MPI processes are unable to reach each other",
     "MPI_INIT has failed because at least one MPI process is unreachable",
+    "BTLs attempted: {names}",
     cause="net.wrong-interface",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
@@ -678,10 +679,8 @@ says(
 )
 says(
     "resources-missing",
-    "The number of required GPUs exceeds the total number of available GPUs",
     "Insufficient nvidia.com/gpu",
     "0/{count:int} nodes are available",
-    "No available node types can fulfill resource request",
     "Cannot schedule{}GPU",
     "Requested node configuration is not available",
     "insufficient GPUs",

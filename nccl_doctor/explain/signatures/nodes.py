@@ -34,6 +34,7 @@ says(
     "detected hard LOCKUP",
     "kernel BUG at",
     "unable to handle kernel",
+    "BUG: kernel NULL pointer dereference",
     "unable to handle page fault",
     "general protection fault, probably for non-canonical",
     "UE memory {kind:word} error on",

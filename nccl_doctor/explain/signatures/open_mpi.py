@@ -17,7 +17,7 @@ says(
     "cannot be met due to there being more processes on a node than",
     cause="launch.world-size",
     strength=0.9,
-    title="mpirun is asked to start more processes than its hosts have slots or cores: {asked}",
+    title="mpirun is asked for more processes than its hosts have slots or cores: {asked}",
     why="Open MPI counts one slot a core, or what slots= in the hostfile, :N behind --host or the scheduler says, and starts no process beyond that.",
 )
 says(
@@ -35,8 +35,8 @@ says(
     "has detected an attempt to run as root",
     cause="unrelated",
     strength=0.9,
-    title="mpirun does not run as root without --allow-run-as-root (or OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)",
-    why="In most containers everybody is root. Nothing was started.",
+    title="mpirun does not run as root without --allow-run-as-root",
+    why="In most containers everybody is root. Nothing was started. OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it, too.",
 )
 says(
     "mpirun-no-ssh",
@@ -58,24 +58,24 @@ says(
     'was not able to find the executable "orted" in',
     cause="unrelated",
     strength=0.88,
-    title="mpirun does not find or cannot use what it is given: a program, a directory or a hostfile (or one of its options is misspelt)",
-    why="The lines below it name which, and on which node: the program and the directory must be there on every host.",
+    title="mpirun cannot use what it is given: a program, a directory, a hostfile or an option",
+    why="It is not there, or misspelt. The lines below it name which, and on which node: the program and the directory must be there on every host.",
 )
 says(
     "mpirun-versions",
     "detected a mismatch in versions between two processes",
     cause="sw.library-conflict",
     strength=0.92,
-    title="two hosts run different versions of Open MPI: PATH or LD_LIBRARY_PATH of a login that is not interactive finds another one",
-    why="mpirun and the daemon that it started on another host compare their versions. --prefix, or mpirun called by its whole path, takes its own everywhere.",
+    title="two hosts run different versions of Open MPI",
+    why="mpirun and the daemon that it started on another host compare their versions: PATH or LD_LIBRARY_PATH of a login that is not interactive finds another one. --prefix, or mpirun called by its whole path, takes its own everywhere.",
 )
 says(
     "mpi-transports-differ",
     "selected pml {mine:word}, but peer {peer} on {other} selected pml {theirs:word}",
     cause="net.plugin",
     strength=0.86,
-    title="the MPI processes chose different transports ({mine} and {theirs}): not all of them can use UCX, its adapter or its shared memory",
-    why="Each process takes the best transport that opens for it, and all must take the same. --mca pml ucx shows by its error which process cannot.",
+    title="the MPI processes chose different transports ({mine} and {theirs})",
+    why="Each process takes the best transport that opens for it, and all must take the same: some cannot use UCX, its adapter or its shared memory. --mca pml ucx shows by its error which process cannot.",
 )
 says(
     "mpi-transport-missing",
@@ -83,8 +83,8 @@ says(
     "PML {name:word} cannot be selected",
     cause="net.plugin",
     strength=0.72,
-    title="MPI is told to use a transport that does not open here: its library is missing, or finds no device that it supports",
-    why="The transport is named (--mca pml, OMPI_MCA_pml), so no other is tried. ompi_info | grep pml shows what is built in; without the setting Open MPI takes another.",
+    title="MPI is told to use a transport that does not open here",
+    why="The transport is named (--mca pml, OMPI_MCA_pml), so no other is tried; its library is missing, or finds no device that it supports. ompi_info | grep pml shows what is built in; without the setting Open MPI takes another.",
 )
 says(
     "mpi-peer-hung-up",
@@ -102,6 +102,16 @@ says(
     "tried to bind a new process, but something went wrong and the",
     role=Role.HARMLESS,
     why="Open MPI could not bind a process to cores (often in a container) and goes on: it may be slower, and nothing has failed.",
+)
+says(
+    "openib-no-scheme",
+    "No OpenFabrics connection schemes reported that they were able to be",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    strength=0.46,
+    fold="Open MPI's openib leaves out a port",
+    title="Open MPI's openib cannot connect over a port of the adapter, and leaves it out",
+    why="No connection scheme (udcm, rdmacm, --mca btl_openib_cpc_include) fits it: rdmacm wants an address of its own on the port. UCX (--mca pml ucx) replaces openib.",
 )
 says(
     "mpi-collectives-library",

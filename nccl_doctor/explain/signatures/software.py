@@ -160,6 +160,17 @@ says(
     title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
     why="Only told at its import: it fails later, and only if the job uses it.",
 )
+# xformers 0.0.16 to 0.0.35
+says(
+    "xformers-of-another-build",
+    "xFormers can't load C++/CUDA extensions",
+    "xFormers wasn't build with CUDA support",
+    "xFormers is not built: Need to compile C++ extensions",
+    cause="sw.library-conflict",
+    strength=0.55,
+    title="xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
+    why="Told at its import; the job fails later, and only if it uses memory_efficient_attention (No operator found).",
+)
 says(
     "cudnn-mismatch",
     "Loaded runtime CuDNN library: {loaded} but source was compiled with: {wanted}",  # XLA: JAX and TensorFlow
@@ -422,16 +433,79 @@ says(
     "malloc(): {what}",
     "double free or corruption",
     "corrupted size vs. prev_size",
+    "*** stack smashing detected ***",
     role=Role.SYMPTOM,
     fold="crash handlers",
     why="A crash handler's report; the frames beneath say whose code it was.",
 )
 
+# What native code says last when it ends itself, before SIGABRT or SIGILL.
+_C_ASSERTION = re.compile(r"\S\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|inc|inl|ipp):\d+:? .*Assertion `")
+says(
+    "native-assertion",
+    "Assertion `{assertion}' failed",
+    cause="app.rank-exception",
+    strength=0.62,
+    title="an assertion of native code ended a process: {assertion}",
+    why="C's assert prints its place and condition, and aborts: whose code it is, the file's path tells.",
+    where=lambda groups, line: (
+        "thread: [" not in line and "num_file_bytes" not in line and _C_ASSERTION.search(line) is not None
+    ),  # of a kernel; of swap-file-short
+)
+_FATAL_CHECK = re.compile(r"(?:^|[^\s:]:\d+\] +)Check failed: |\bC \d+ \d+\] .*:\d+: +Check failed: ")
+_CHECKS_KNOWN_BETTER = re.compile(r"nccl|cuda|hip|rpc|connect|bind|socket|memory", re.IGNORECASE)
+says(
+    "native-check",
+    "Check failed: {check}",
+    cause="app.rank-exception",
+    strength=0.55,
+    title="a check of native code ended a process: {check}",
+    why="glog, absl, TensorFlow, XLA and Ray print the condition that does not hold, and abort.",
+    where=lambda groups, line: (
+        _FATAL_CHECK.search(line) is not None and _CHECKS_KNOWN_BETTER.search(groups["check"]) is None
+    ),
+)
+says(
+    "llvm-gave-up",
+    "LLVM ERROR: {error}",
+    cause="app.rank-exception",
+    strength=0.55,
+    title="the compiler below Triton, XLA or Numba ended a process: LLVM ERROR: {error}",
+    why="LLVM aborts on what it cannot compile: code for another GPU or CPU, or a bug of that release.",
+    where=lambda groups, line: "out of memory" not in line,
+)
+says(
+    "heap-broken",
+    "double free or corruption",
+    "corrupted size vs. prev_size",
+    "corrupted double-linked list",
+    "free(): invalid {what}",
+    "malloc(): {what}",
+    "malloc_consolidate(): {what}",
+    "realloc(): invalid {what}",
+    "munmap_chunk(): invalid pointer",
+    "*** stack smashing detected ***",
+    cause="sw.library-conflict",
+    strength=0.52,
+    title="the C library found memory overwritten: two builds of one library in a process, or a bug of an extension",
+    why="It sees the damage later than it was done. Import order and LD_PRELOAD matter where two libstdc++, OpenMP or allocators meet.",
+)
+says(
+    "cpu-lacks-instruction",
+    "Illegal instruction (core dumped)",
+    "Signal: Illegal instruction (4)",
+    "on signal 4 (Illegal instruction)",
+    "Signal 4 (SIGILL) received by PID",
+    "died with <Signals.SIGILL",
+    cause="sw.library-conflict",
+    strength=0.52,
+    title="a process met an instruction that its CPU does not have: a library built for a newer CPU, or native code that traps on purpose",
+    why="Wheels built with AVX-512 or for another machine's CPU (-march=native); some programs also end on an error of theirs with a trap.",
+)
 says(
     "crash-in-libnccl",
     "libnccl.so(+0x",
     "/libnccl.so.2(",
-    "in libnccl.so",
     role=Role.SYMPTOM,
     cause="sw.nccl-bug",
     strength=0.6,

@@ -34,6 +34,7 @@ says(
 says(
     "watchdog-status",
     "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
+    "detected by watchdog at work: {sequence:int}, last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
@@ -504,7 +505,7 @@ says(
     cause="net.peer-lost",
     strength=0.36,
     fold="JAX coordination service",
-    title="a task of the JAX job died or stopped answering",
+    title="a task of the JAX or TensorFlow job died or stopped answering",
     why="JAX's coordination service lost a task; that task's own lines say why.",
 )
 says(

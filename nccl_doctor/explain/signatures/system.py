@@ -151,6 +151,7 @@ says(
     where=lambda groups, line: (
         not re.search(
             r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
@@ -547,6 +548,7 @@ says(
     "container-runtime",
     "OCI runtime create failed",
     "nvidia-container-cli: {error}",
+    " nvc.c:{line:int}] failed to change root directory",
     "could not select device driver",
     "unshare: Operation not permitted",
     "mount: permission denied",

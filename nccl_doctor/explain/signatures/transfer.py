@@ -305,6 +305,14 @@ says(
     why="The port's GID table has no entry at that index (RoCE v2 over IPv4 is often 3).",
 )
 says(
+    "deepep-few-ranks",
+    "'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
+    cause="app.pg-misuse",
+    strength=0.78,
+    title="DeepEP's kernels between hosts want more ranks than fit one NVLink domain (8), or its low-latency mode",
+    why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
+)
+says(
     "mooncake-registers-gpu",
     "DMA BUF supported required for GPU RDMA",
     "Failed to retrieve dmabuf for {address:word}",
@@ -318,6 +326,7 @@ says(
     "mooncake-registers",
     "Failed to register memory {address:word}: {error} [{errno:int}]",
     "Failed to register memory region (chunk",
+    "RdmaTransport: Failed to register memory: addr {address:word} length",
     cause="ib.memlock",
     strength=0.72,
     title="the adapter registers no memory for Mooncake: {error}",
@@ -337,6 +346,33 @@ says(
     fold="handshakes of Mooncake's transfer engine",
     title="a peer of Mooncake's transfer engine does not answer",
     why="Refused: no process there (any more). Timed out: a firewall, or an address that does not lead there.",
+)
+
+says(
+    "mooncake-transfer",
+    "Failed to complete transfers after {seconds:int} seconds for batch",
+    "Transfer failed for task{task:int}",
+    "transfer_incomplete max_attempts=",
+    "Put operation failed with error: TRANSFER_FAIL",
+    "Sync batch data transfer timeout after",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.42,
+    fold="transfers of Mooncake fail",
+    title="Mooncake's transfers fail or do not complete: its transport's own lines (worker_pool, rdma_endpoint) say why",
+    why="Adapters that do not reach each other (rails without a route between them: MC_ENABLE_DEST_DEVICE_AFFINITY=1), a peer that is gone, or memory that one of them did not register.",
+)
+
+says(
+    "openshmem-transport",
+    "ERROR: Transport init failed",
+    "ERROR: transport_none.h:{line:int}: shmem_transport",
+    "ERROR: transport_ofi.{place}: ",
+    "]        No path to peer",
+    cause="net.plugin",
+    strength=0.66,
+    title="Sandia OpenSHMEM has no transport to its peers",
+    why="Built without one (transport_none: --with-ofi names libfabric), or libfabric's provider refuses a call.",
 )
 
 # --- engines that start on several hosts

@@ -131,6 +131,7 @@ KNOWN = {
         (name, case)
         for name in UNREAD
         for case in (
+            "deepspeed-over-pdsh-names-hosts-by-address",
             "hosts-resolve-the-master-differently",
             "jax-process-leaves-before-the-others",
             "nodes-drained-before-the-job",

@@ -647,11 +647,11 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     ("title", "text"),
     [
         (
-            "mpirun is asked to start more processes than its hosts have slots or cores: 8",
+            "mpirun is asked for more processes than its hosts have slots or cores: 8",
             "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
         ),
         (
-            "MPI is told to use a transport that does not open here: its library is missing, or finds no device that it supports",
+            "MPI is told to use a transport that does not open here",
             "No components were able to be opened in the pml framework.\n\n  Host:      gpu04\n  Framework: pml\n[gpu04:815] PML ucx cannot be selected",
         ),
         (
@@ -687,6 +687,31 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "a rank loaded its quantised model onto another GPU than its own, usually all onto GPU 0: device_map has to name the GPU of its local rank",
             "ValueError: You can't train a model that has been loaded in 8-bit precision on a different device than the one you're training on.",
         ),
+        (
+            'an assertion of native code ended a process: dst.isAmpere() && "not on this GPU"',
+            "python: /project/lib/Analysis/Layout.cpp:43: unsigned int mlir::triton::order(mlir::Attribute): Assertion `dst.isAmpere() && "
+            '"not on this GPU"\' failed.\nE0312 10:02:14.220000 130 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 1 (pid: 142) of binary: python',
+        ),
+        (
+            "a check of native code ended a process: slot != nullptr (0 vs. 0) no room",
+            "F0312 10:02:13.120000 1412 ring_ops.cc:55] Check failed: slot != nullptr (0 vs. 0) no room\n*** Check failure stack trace: ***\nAborted (core dumped)",
+        ),
+        (
+            "the compiler below Triton, XLA or Numba ended a process: LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl",
+            "LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl\nAborted (core dumped)",
+        ),
+        (
+            "the C library found memory overwritten: two builds of one library in a process, or a bug of an extension",
+            "munmap_chunk(): invalid pointer\nE0312 10:02:14.220000 130 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -6) local_rank: 1 (pid: 142) of binary: python",
+        ),
+        (
+            "a process met an instruction that its CPU does not have: a library built for a newer CPU, or native code that traps on purpose",
+            "subprocess.CalledProcessError: Command '['python', '-u', 'train.py']' died with <Signals.SIGILL: 4>.\n",
+        ),
+        (
+            "xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
+            "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n    PyTorch 2.1.0+cu121 with CUDA 1201 (you have 2.1.0+cu118)",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
@@ -699,3 +724,57 @@ def test_a_tracker_that_asks_where_nobody_answers() -> None:
         "wandb: Enter your choice: [2024-09-14 11:10:18,321] [INFO] [launch.py:316] Killing subprocess 7\n"
     )
     assert got.causes[0].title.startswith("Weights & Biases asks for a login")
+
+
+def test_the_torch_that_something_was_built_for_is_not_the_one_that_runs() -> None:
+    said = "    PyTorch {} with CUDA 1201 (you have 2.1.0+cu118)\nfused_ops was compiled with PyTorch {}\nPyTorch version: 2.3.1\n"
+    got = explain_text(said.format("2.1.0+cu121", "1.9.0"))
+    assert got.versions["torch"] == "2.3.1"
+
+
+@pytest.mark.parametrize("of", ["!ip.empty() failed to connect", "ncclCommInitRank(comm) : unhandled system error"])
+def test_a_check_of_what_a_connection_or_nccl_says_blames_no_code(of: str) -> None:
+    got = explain_text(f"F0312 10:02:13.120000 1412 manager.cc:55] Check failed: {of}\n")
+    assert not any("check of native code" in cause.title for cause in got.causes)
+
+
+def test_a_full_disk_is_not_the_assertion_that_found_it() -> None:
+    got = explain_text(
+        "/nvme/optimizer/rank0/0_param.tensor.swp: buffer nbytes != file bytes 288 != 0\n"
+        "python: /ops/aio/deepspeed_py_aio_handle.cpp:223: int pread(): Assertion `nbytes() == num_file_bytes' failed.\n"
+    )
+    assert got.causes[0].id == "sys.disk-full"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "horovod.common.exceptions.HorovodInternalError: ncclAllReduce failed: invalid argument",
+        "OSError: (External) NCCL error(4), invalid argument. ",
+        "RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:911, invalid argument, NCCL version 2.10.3",
+        "torch.distributed.DistBackendError: NCCL error in: ../x.cpp:1275\nncclInvalidArgument: Invalid value for an argument.",
+        ", NCCL error encountered at: file=/raft/std_comms.hpp line=334: call='ncclBroadcast(buff, count, stream)', Reason=4:invalid argument",
+    ],
+)
+def test_an_argument_that_nccl_refuses_is_told_as_that(text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "app.bad-tensor")
+    assert got.causes[0].title.startswith("NCCL refused an argument of a call")
+
+
+def test_a_gpu_too_old_for_a_kernel_is_no_tensor_of_the_wrong_type() -> None:
+    got = explain_text("[rank1]: RuntimeError: FlashAttention only supports Ampere GPUs or newer.\n")
+    assert got.causes[0].title == "rank 1 raised RuntimeError: FlashAttention only supports Ampere GPUs or newer."
+
+
+def test_windows_refusing_an_address_is_told_as_a_first_try() -> None:
+    log = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [TRAINBOX]:29500 (system error: {}).\n"
+    got = explain_text(log.format("10049 - The requested address is not valid in its context.") + "prepare tokenizer\n")
+    assert got.causes[0].title.startswith("Windows cannot use an address of TRAINBOX (10049)")
+    assert "does not accept" in explain_text(log.format("10061 - refused")).causes[0].title
+
+
+def test_the_coordination_service_is_also_tensorflows() -> None:
+    said = "E tensorflow/core/common_runtime/base_collective_executor.cc:249] BaseCollectiveExecutor::StartAbort {}\n"
+    [first, *_] = explain_text(said.format("DEADLINE_EXCEEDED: Deadline Exceeded")).causes
+    assert first.title == "a task of the JAX or TensorFlow job died or stopped answering"

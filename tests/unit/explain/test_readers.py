@@ -265,7 +265,7 @@ def test_a_killed_process_costs_time_and_no_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("first", ["", "    main()\n"])
-@pytest.mark.parametrize("lead", ["", "[rank3]: ", "    "])
+@pytest.mark.parametrize("lead", ["", "[rank3]: ", "    ", "ERROR 01-11 13:09:40 engine.py:366] "])
 def test_a_paste_that_begins_inside_a_traceback_keeps_its_frames(first: str, lead: str) -> None:
     lines = [*first.splitlines(), '  File "/w/train.py", line 120, in main', "    loss = step(batch)"]
     lines += ['  File "/w/train.py", line 88, in step', "    x = table[key]", "KeyError: 'dog'"]

@@ -1341,3 +1341,29 @@ def test_time_outs_in_other_calls_at_the_same_time_are_a_mismatch(
     )
     got = explain_text(line.format(0, 55, "ALLREDUCE", "11:15:25.1") + line.format(1, number, operation, when))
     assert (got.causes[0].id == "app.collective-mismatch" and got.verdict is Verdict.CAUSE_FOUND) is differ
+
+
+def test_a_port_that_is_switched_off_beside_an_active_one_is_no_cause() -> None:
+    off = "link mlx5_0/2 state DOWN physical_state DISABLED netdev ib1\n"
+    up = "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ib0\n"
+    assert explain_text(off).causes[0].confidence > 0.8
+    assert explain_text(up + off).verdict is Verdict.UNDECIDED
+    assert explain_text(up + off.replace("DISABLED", "POLLING")).causes[0].confidence > 0.8
+    devinfo = "\tport:\t2\n\t\tstate:\t\t\tPORT_DOWN (1)\n\t\tphys_state:\t\tDISABLED (3)\n"
+    assert explain_text(devinfo).causes[0].confidence > 0.8
+    assert all(cause.confidence < 0.5 for cause in explain_text("\t\tstate:\t\t\tPORT_ACTIVE (4)\n" + devinfo).causes)
+
+
+def test_the_advice_for_what_is_no_failure_of_communication_says_where_to_look() -> None:
+    (fix,) = explain_text("Traceback (most recent call last):\nKeyError: 'dog'\n").causes[0].fixes
+    assert "last frame in your own files" in fix.text and not fix.text.endswith(":")
+
+
+def test_who_completed_what_another_waits_in_is_not_behind_by_its_status_alone() -> None:
+    line = (
+        "[rank{0}]:[E301 11:15:25.1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Exception (either an "
+        "error or timeout) detected by watchdog at work: {1}, last enqueued NCCL work: {2}, last completed NCCL work: {3}.\n"
+    )
+    got = explain_text(line.format(0, 55, 60, 54) + line.format(1, 57, 58, 56))
+    assert (got.causes[0].id, got.causes[0].ranks) == ("app.collective-mismatch", (0,))
+    assert "rank 0 waits in work 55, which rank 1 has completed" in got.causes[0].title

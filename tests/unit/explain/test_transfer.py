@@ -13,6 +13,7 @@ EFA = "ip-10-7-0-4:51:99 [3] NCCL WARN NET/OFI Request 0x7a10 completed with err
 
 FOUND = {
     "sys.container": (
+        "E0409 09:28:27.690053 29764 nvc.c:180] failed to change root directory: No such file or directory",
         "dcp_recv(165)...................: Internal MPI error!  Cannot read from remote process",
         "slurmstepd: error: container_p_join: open failed for /var/nvme/slurm/77/.ns: No such file or directory",
         f"{NVSHMEM}ibgda/ibgda.cpp:1385: NULL value cannot allocate mlx5dv_devx_uar",
@@ -27,6 +28,10 @@ FOUND = {
         "n1:7:9 [0] NCCL WARN NET/OFI GDR disabled on GDR-supported instance type p5en.48xlarge",
     ),
     "ib.device-not-found": (
+        "nvme_rdma.c: 697:nvme_rdma_qpair_connect: *ERROR*: rdma_create_event_channel() failed",
+        "rdma_server: start\nrdma_getaddrinfo: No such device\nrdma_server: end -1",
+        "$ ibv_devices\n    device          \t   node GUID\n    ------          \t----------------\n$ lsmod",
+        "9086916adf67:rank1: PSM3 can't open nic unit: 0 (err=23)",
         f"{NVSHMEM}ibgda/ibgda.cpp:4834: no active IB device that supports GPU-initiated communication is found, exiting...",
         f"{NVSHMEM}ibrc/ibrc.cpp:1700: cound not find user specified HCA name: mlx5_9 port: 1, skipping",
         "E0812 11:02:31.201 88 rdma_transport.cpp:90] RdmaTransport: No available RNIC",
@@ -46,6 +51,7 @@ FOUND = {
         "RuntimeError: Message from engine with unexpected data parallel rank: 9",
     ),
     "app.pg-misuse": (
+        "Assertion error /ep/csrc/deep_ep.cpp:48 'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
         f"{W}ncclCommGrow: new ranks must pass non-NULL uniqueId",
         f"{W}ncclWaitSignal: descriptor 0 has invalid sigIdx 4 (must be 0)",
         f"{W}Allocation failed. No suitable space found to accommodate size=0x2171600000 within limit=0x2d00000000",
@@ -54,10 +60,13 @@ FOUND = {
         "RuntimeError: Page size mismatch: prefill server has page_size=64, but decode server has page_size=1.",
     ),
     "ib.qp-connect": (
+        "Failed to exchange handshake description\nFailed to modity QP to RTR, check mtu, gid, peer qp num: Connection timed out [110]",
+        "[1748048660.727] hn:rank7.python: Failed to modify UD QP to INIT on mlx5_2: Operation not permitted",
         "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_check:795:(pid 9): RTR2RTS_QP(0x504) op_mod(0x0) failed, "
         "status bad parameter(0x3), syndrome (0x4bb88f)",
     ),
     "ib.memlock": (
+        "W0302 10:03:01.2 7 rdma_transport.cpp:400] RdmaTransport: Failed to register memory: addr 0x733a96e00000 length 2896659072",
         "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
         "status bad resource(0x5), syndrome (0x5a), err(-22)",
         "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
@@ -73,6 +82,7 @@ FOUND = {
         f"{W}Elastic GIN: rank 3 has 2 segments but another rank has 1 segments; all ranks must have identical segment configurations",
     ),
     "gpu.driver": (
+        "BUG: kernel NULL pointer dereference, address: 0000000000000000\nRIP: 0010:_raw_q_flush+0x87/0x110 [nvidia_uvm]",
         'time="2026-08-02T10:00:00Z" level=info msg="Error: error validating driver installation: error creating symlinks"',
         f"{W}One-sided RMA requires CUDA driver 12.5 or later (found 12.4).",
     ),
@@ -97,6 +107,10 @@ FOUND = {
         f"{EFA}4127 (Operation aborted because the peer closed its memory registration or endpoint mid-transfer)",
     ),
     "net.plugin": (
+        "|CCL_ERROR| atl_ofi_helper.cpp:12 init: fi_scalable_ep(d, info)\n fails with ret: -12, strerror: Cannot allocate memory",
+        "Reason: OFI::LrtsInit::fi_endpoint error\nmake: *** [test] Error 1",
+        "[0000] ERROR: transport_none.h:214: shmem_transport_atomic\n[0000]        No path to peer",
+        "transport_ofi.c:336: \nep_bind mr2epfd failed\n[002] ERROR: Transport init failed",
         " [0] MPI startup(): dapl fabric is not available and fallback fabric is not enabled",
         "[0] MPI startup(): cannot open dynamic library libdat2.so.2",
         "E0421 11:56:59.775353  7091 nixl_agent.cpp:322] createBackend: unsupported backend 'UCX'",
@@ -131,6 +145,7 @@ FOUND = {
         f"{EFA}15 (Unreachable remote - never received a response)",
     ),
     "sys.node-failure": (
+        "[  81.20] BUG: kernel NULL pointer dereference, address: 0000000000000000\nRIP: 0010:ext4_iget+0x87/0x110 [ext4]",
         "(raylet) Task train failed. Error: Task failed because the node it was running on is dead or unavailable. Node IP: 10.3.0.9, "
         "node ID: 26. This can happen if the node was preempted, had a hardware failure, or its raylet crashed unexpectedly.",
     ),
@@ -144,10 +159,16 @@ FOUND = {
         "RuntimeError: status: Internal, message: 'Failed to connect to lighthouse. error: transport error', details: []",
     ),
     "net.wrong-interface": (
+        "[2.3] [d1:5:0] rdmacm_iface.c:405  UCX  ERROR received event RDMA_CM_EVENT_UNREACHABLE. status = 2. Peer: 127.0.0.1:45601.",
         "RuntimeError: Remote NIXL agent engine ID mismatch. Expected 46126a31_dp0,received 96b1c4ff_dp0.",
         "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This\nshould not happen.\n\n  Local host: pi02\n"
         "  Message:    connect() to 169.254.140.13:1026 failed\n  Error:      Connection timed out (110)",
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'].",
+    ),
+    "gpu.fell-off-bus": ("NVRM s_executeBooterUcode_TU102: Booter failed with non-zero error code: 0xa",),
+    "gpu.mig": (
+        "Failed to display compute instances: Insufficient Permissions",
+        "Unable to create a GPU instance on GPU  0 using profile 19: Insufficient Permissions",
     ),
 }
 
@@ -185,6 +206,7 @@ GUESSED = {
         "RuntimeError: Did not receive response from front-end process within 5 minutes",
     ),
     "net.master-unreachable": (
+        "[16.7] [gpu12:3241] UCXPY  DEBUG Error callback for endpoint 0x2b4 called with status -6: Destination is unreachable",
         "[2026-08-02 10:11:12] Error fetching prefill server info from bootstrap: HTTPConnectionPool(host='10.3.0.4'): Read timed out.",
     ),
     "launch.world-size": ("DEBUG 08-02 10:11:12 [utils.py:833] Waiting for 0 local, 8 remote core engine proc(s) to connect.",),
@@ -194,6 +216,8 @@ GUESSED = {
     "gpu.imex": ("Warning  FailedPrepareDynamicResources  kubelet  prepare devices failed: error asserting ComputeDomain Ready: no",),
     "gpu.p2p": ('n1:7:9 [0] src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can',),
     "net.plugin": (
+        "Open MPI failed an OFI Libfabric library call (fi_domain).  This is highly\n[n1:85] *** Process received signal ***",
+        "No OpenFabrics connection schemes reported that they were able to be\n  CPCs attempted:       rdmacm",
         "Traceback (most recent call last):\n  File \"serve.py\", line 37, in <module>\n    agent.register_memory(descs)\n"
         "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND",
         "[1746690477.97] [n1:611 :0] ucp_context.c:1268 UCX  WARN  transports 'cuda_ipc','cuda_copy' are not available, "
@@ -208,6 +232,9 @@ GUESSED = {
         "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
     ),
     "gpu.fell-off-bus": (
+        "[313.6] amdgpu 0000:0d:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x12",
+        "[442.4] amdgpu:\n failed to send message 200 ret is 0\n[442.9] amdgpu:\n last message was failed ret is 0",
+        "[<ffffffffc33d41c2>] uvm_spin_loop+0xb2/0xe0 [nvidia_uvm]\n[<ffffffffc3418ab3>] wait_for_entry_with_spin+0x63/0x170 [nvidia_uvm]",
         "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
         "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
     ),
@@ -219,6 +246,11 @@ GUESSED = {
     "net.wrong-interface": (
         "w0:195:198 [0] proxy.cc:808 NCCL WARN Proxy Call to rank 1 failed (Connect)\nw0:195:198 [0] NCCL INFO transport/net.cc:319 -> 2",
         "INTERNAL: custom call 'xla.gpu.all_reduce' failed: NCCL operation ncclGroupEnd() failed: unhandled system error",
+    ),
+    "ib.retry-exceeded": (
+        "E1120 11:10:27.1 7 transfer_task.cpp:305] Failed to complete transfers after 60 seconds for batch 2586731328",
+        "client.cpp:444] Transfer failed for task0\nclient.cpp:460] transfer_incomplete max_attempts=3",
+        "src/query_smp.c:199; umad (DR path slid 0; dlid 0; 0,1,10,19 Attr 0x11:0) bad status 110; Connection timed out",
     ),
 }  # fmt: skip
 
@@ -233,6 +265,10 @@ HARMLESS = (
     f"{W}NET/IB: Resiliency is enabled on a send communicator (comm=0x7f00) with a single device. This does not make sense",
     "SymmetricMemory[IMPORT_HANDLE]: gracefully skipping multicast initialization, not every rank imported the handle",
     "WARNING 09-24 16:35:21 [nixl_connector.py:1048] Releasing expired KV blocks for request r-3 which were retrieved by 0 decode",
+    "[16.2] [deb:8:0] rdmacm_cm.c:638  UCX  ERROR rdma_create_event_channel failed: No such device",
+    "[16.3] [deb:8:0] ucp_worker.c:1432 UCX  ERROR failed to open CM on component rdmacm with status Input/output error",
+    "_pmi2_kvs_get:key [-NONEXIST-KEY] was not found.",
+    'level=error msg="Error getting the latest value for fields: Host engine connection invalid/disconnected"',
     "n1:7:9 [0] init.cc:190 NCCL WARN NUMA auto balancing enabled which can lead to variability in the RCCL performance!",
 )
 STEPS = "step 10 loss 2.31\nstep 20 loss 2.20\nstep 30 loss 2.11\n"
@@ -287,3 +323,30 @@ def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
     )
     assert explain_text(f"{STEPS}{left_out}{STEPS * 9}").verdict is Verdict.HEALTHY
     assert explain_text(f"{STEPS}{left_out}").verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ("net.plugin", "[n1:77] psm3_ep_connect: failed to agree on a protocol version with 3 peers"),
+        ("net.plugin", "E0801 11:02:31.2 77 agent.cpp:88] nixl agent failed to hand over a descriptor list"),
+        ("ib.qp-connect", "ERROR: poll loop: bad opcode in cqe, wr_id 77"),
+        ("gpu.driver", "[ 81.200311] NVRM: kceTopLevelFrob_GB200: frobbing failed, status 0x40"),
+        ("gpu.driver", "amdgpu: failed to evict a queue of process 77"),
+    ],
+)
+def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: str) -> None:
+    got = explain_text(line)
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+def test_a_device_that_is_listed_is_there() -> None:
+    listed = "    device          \t   node GUID\n    ------          \t----------------\n    mlx5_0          \tb8cef603001bc59e\n"
+    assert not explain_text(listed).causes
+    assert not explain_text(listed.partition("\n")[0]).causes  # a log that ends here
+    assert not explain_text("opened device mlx5_0, node GUID unknown\nstep 1\nstep 2\n").causes
+
+
+def test_the_ways_that_open_mpi_tried_are_quoted() -> None:
+    told = "At least one pair of MPI processes are unable to reach each other for\n  BTLs attempted: self\n"
+    assert "BTLs attempted: self" in {each.text.strip() for each in explain_text(told).causes[0].evidence}

@@ -1,0 +1,196 @@
+"""The hang guard: a job that has printed nothing for a while is looked at, as ``hang`` does, again and again."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from nccl_doctor.agent import children
+from nccl_doctor.cli import _hosts
+from nccl_doctor.cli._keep import Keep
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.rules.silence import Look
+    from nccl_doctor.transport.base import ConnectOptions
+
+LOOK_LIMIT_S = 120.0  # of a look at all hosts; what was seen until then is judged
+LOOK_GRACE_S = 15.0  # beyond it, for a look that does not keep its own limit
+END_GRACE_S = 60.0  # from SIGTERM to SIGKILL: torchrun gives its workers 30 s
+
+
+class Following(msgspec.Struct, frozen=True):
+    """How a command is followed. ``silence_s`` 0: it is never looked at; ``end``: ended where it surely stands.
+
+    ``ways`` are the options of ``hang`` that say how its hosts are reached; ``local``: there are none but this machine.
+    """
+
+    silence_s: float = 0.0
+    end: bool = False
+    keep: Path | None = None
+    ways: tuple[str, ...] = ()
+    local: bool = False
+
+
+def following(silence: str, on_hang: str, keep: Path | None, connect: ConnectOptions | None) -> Following:
+    """What these options ask for; without a way to the hosts nothing can be looked at."""
+    off = silence in ("0", "off") or connect is None
+    silence_s = 0.0 if off else _hosts.seconds(silence, "--silence", "10m or 90s (0: off)")
+    if on_hang == "end" and off:
+        _hosts.stop("--on-hang end needs to look: leave out --silence 0")
+    if keep is not None:
+        _hosts.check_directory(keep, "--keep")
+    ways = () if connect is None else _ways(connect)
+    local = connect is not None and connect.transport == "local"
+    return Following(silence_s, on_hang == "end", keep and keep.absolute(), ways, local)
+
+
+def _ways(connect: ConnectOptions) -> tuple[str, ...]:
+    words = {"--python": connect.python, "--env-setup": connect.env_setup, "--ssh-config": connect.ssh_config}
+    if connect.transport != "local":
+        words["--transport"] = connect.transport
+    said = tuple(word for option, value in words.items() if value for word in (option, value))
+    return (*said, "--connect-timeout", str(connect.connect_s), "--fan-out", str(connect.fan_out))
+
+
+class Output(Protocol):
+    """What the guard asks of the job's output."""
+
+    heard: float
+
+    def silent_s(self) -> float:
+        """For how long the job has printed nothing, in seconds."""
+
+
+class Guard:
+    """Looks at a silent job; tells what it sees on stderr, and ends the job only where that was asked for and two looks
+    say the same."""
+
+    def __init__(self, following: Following, hostfile: Path, output: Output, keep: Keep) -> None:
+        self._following = following
+        self._hostfile = hostfile
+        self._output = output
+        self._keep = keep
+        self._looks = 0
+        self._last: tuple[float, str] | None = None
+        self._started = time.monotonic()
+
+    def follow(self, job: subprocess.Popen[bytes], over: threading.Event) -> ExitCode | None:
+        """Until the job is over. The exit code that says why, where it was ended here.
+
+        The times of silence at which it looks double: a job that stands for a day is told of some eight times.
+        """
+        from nccl_doctor.rules.units import duration
+
+        heard, due, before = self._output.heard, self._following.silence_s, None
+        while not over.wait(max(0.05, due - self._output.silent_s())):
+            if self._output.heard != heard:
+                heard, due, before = self._output.heard, self._following.silence_s, None
+            if (silent := self._output.silent_s()) < due:
+                continue
+            due *= 2
+            _hosts.say(f"the job has printed nothing for {duration(silent)}: it is looked at")
+            next_look = f"it is looked at again after {duration(due)} of silence"
+            try:
+                found = self._look(job, over, heard)
+                if found is None:
+                    continue
+                same = bool(found.key) and before is not None and found.key == before.key
+                ending = self._following.end and same and not (found.keep_on or (before and before.keep_on))
+                self._tell(found, same, "" if ending else next_look)
+            except Exception as error:  # noqa: BLE001 - no defect of ours ends a job that has run for a week
+                _hosts.say(f"the look failed ({type(error).__name__}: {error}); {next_look}")
+                continue
+            before = found
+            if ending:
+                self._end(job, over)
+                return found.answer.exit_code
+        return None
+
+    def recall(self) -> None:
+        """Say what the last look saw that named somebody: a job that failed may have hung before, or have gone on since."""
+        from nccl_doctor.rules.units import duration
+
+        if self._last:
+            at, told = self._last
+            _hosts.say(f"the last look at it, {duration(time.monotonic() - at)} before its end: {told}")
+
+    def _look(self, job: subprocess.Popen[bytes], over: threading.Event, heard: float) -> Look | None:
+        """What a look says; None where it was cut short, by the job's end or its going on."""
+        from nccl_doctor.facts import bundle as bundles
+        from nccl_doctor.rules.silence import look
+
+        self._looks += 1
+        saved = self._hostfile.with_name(f"hang-{self._looks}.ndb")
+        hosts = () if self._following.local else ("--hosts", str(self._hostfile))
+        words = ("hang", *hosts, *self._following.ways, "--deadline", f"{LOOK_LIMIT_S:g}", "--save", str(saved))
+        log = saved.with_suffix(".log")
+        try:
+            with log.open("wb") as stream:
+                looking = children.spawn(_hosts.ourselves("main()", *words), stdout=stream, stderr=stream)
+            try:
+                until = time.monotonic() + LOOK_LIMIT_S + LOOK_GRACE_S
+                while looking.poll() is None and time.monotonic() < until and self._output.heard == heard:
+                    if over.wait(0.1):
+                        break
+            finally:
+                children.finish(looking)
+            if over.is_set() or self._output.heard != heard:
+                return None
+            bundle = bundles.read(saved)
+            log.unlink()  # the bundle has all that it tells
+        except (OSError, bundles.BundleError) as error:
+            told = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+            _hosts.say(f"the look gave no answer: {told[-1] if told else error}")
+            return None
+        own = children.descendants(job.pid) if self._following.local else ()
+        return look(bundle, time.monotonic() - self._started, own)
+
+    def _tell(self, found: Look, same: bool, next_look: str) -> None:
+        """The answer in full where it is a new one that names somebody, else in a line; and what comes next, if anything."""
+        from nccl_doctor.report.hang import render
+        from nccl_doctor.report.terminal import stderr_console, text_console
+
+        answer = found.answer
+        word = answer.verdict.upper().replace("-", " ")
+        if not found.key:
+            _hosts.say(f"{word}: {answer.sentence}; {next_look}")
+            return
+        self._last = time.monotonic(), f"{word}: {answer.sentence}"
+        text = io.StringIO()
+        render(answer, text_console(text), verbose=True)
+        self._keep.add(f"hang-{self._looks}.txt", lambda: text.getvalue().encode())
+        if same:
+            _hosts.say(f"as before: {word}: {answer.sentence}")
+        else:
+            render(answer, stderr_console())
+        self._keep.save("hangs")
+        if not next_look:
+            return
+        if not self._following.end:
+            _hosts.say(next_look)
+        elif found.keep_on:
+            _hosts.say(f"it is not ended: {found.keep_on}; {next_look}")
+        else:
+            _hosts.say(f"{next_look}, and ended if that says the same")
+
+    def _end(self, job: subprocess.Popen[bytes], over: threading.Event) -> None:
+        """End the job and all that it started here: SIGTERM to the command, and SIGKILL to what is left a minute later."""
+        elsewhere = "" if self._following.local else "; what it started on other hosts is its launcher's to end"
+        _hosts.say(f"two looks say the same: the job is told to end (SIGTERM; SIGKILL in {END_GRACE_S:g} s){elsewhere}")
+        children.adopt_orphans()  # what the command leaves behind comes to us
+        until = time.monotonic() + END_GRACE_S
+        job.terminate()
+        while not over.wait(0.1) or children.descendants(os.getpid()):
+            if time.monotonic() > until:
+                children.kill_all(limit_s=5.0)
+                return
+            if over.is_set():
+                time.sleep(0.1)

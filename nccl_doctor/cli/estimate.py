@@ -1,0 +1,245 @@
+"""``nccl-doctor estimate``: what communication costs a training step on so many GPUs."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nccl_doctor import __version__
+from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.findings.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from nccl_doctor.bench.estimate import Estimate, Step
+    from nccl_doctor.bench.outcome import Outcome
+    from nccl_doctor.bench.parallelism import Model, Way
+
+_COUNT = "[1-9][0-9]{0,6}"
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+@app.command(
+    short_help="What will communication cost a training step on 16, 32, 64 GPUs?",
+    epilog=examples(
+        {
+            "estimate ddp --params 7B --dtype float32 --gpus 64 --from a.json": "",
+            "docs estimate": "what it counts, and how sure it is",
+        },
+        codes="0 estimated, 4 only in part, 3 no rate is known",
+    ),
+)
+def estimate(
+    parallelism: Annotated[str, typer.Argument(metavar="WAY", help="ddp, fsdp, or DeepSpeed's zero1, zero2, zero3.")],
+    params: Annotated[str, typer.Option(metavar="N", help="Parameters that are trained, such as 7B or 350M.")],
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE", help="As sent: float32, bfloat16, float16, float64. DDP under autocast sends float32."
+        ),
+    ],
+    gpus: Annotated[str, typer.Option(metavar="N,N,...", help="For how many GPUs, one rank each: 8,16,32.")],
+    gpus_per_host: Annotated[
+        int, typer.Option(metavar="N", show_default=False, min=0, help="GPUs of a host [default: as in the runs].")
+    ] = 0,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIME@GPUS",
+            help="A measured step: 850ms@8 (@1: computation alone). Further ones (repeat) are compared.",
+        ),
+    ] = None,
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="FILE", help="What bench --save kept (repeat: on one host, on several)."),
+    ] = None,
+    busbw: Annotated[
+        float,
+        typer.Option(metavar="GB/S", show_default=False, min=0.0, help="Bus bandwidth of collectives across hosts."),
+    ] = 0.0,
+    busbw_in_host: Annotated[
+        float, typer.Option(metavar="GB/S", show_default=False, min=0.0, help="Bus bandwidth within a host.")
+    ] = 0.0,
+    latency: Annotated[str, typer.Option(metavar="TIME", help="What each call costs beside them: 40us.")] = "",
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Such as H100: for numbers that others published.")] = "",
+    fabric: Annotated[
+        str, typer.Option(metavar="NAME,...", help="For the same: nvlink, ib, roce, efa, tcpxo, mnnvl.")
+    ] = "",
+    grad_dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Type in which gradients are sent [default: --dtype].")
+    ] = "",
+    layers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", show_default=False, min=0, max=100000, help="fsdp, zero3: wrapped modules, each sent alone."
+        ),
+    ] = 0,
+    bucket: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            show_default=False,
+            help="ddp, zero1, zero2: bytes of a call [default: 25M; DeepSpeed: 5e8 elements].",
+        ),
+    ] = "",
+    accumulate: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100000, help="Micro-batches of a step (gradient accumulation).")
+    ] = 1,
+    sync_each: Annotated[
+        bool, typer.Option("--sync-each", help="Send gradients for every micro-batch: without no_sync().")
+    ] = False,
+    strong: Annotated[
+        bool, typer.Option("--strong", help="Divide a step's work among the GPUs; else each GPU keeps its own.")
+    ] = False,
+    format: _hosts.Format = "text",
+) -> None:
+    """Estimate what communication costs a step: bytes, time, share of the step, scaling efficiency, and what it takes to
+    meet the targets (20 % of the step at most, 80 % efficiency at least).
+
+    Rates come from saved runs of bench, else from --busbw and --latency, else from published numbers; without any there
+    is no estimate. Shares and efficiencies need --step.
+    """
+    from nccl_doctor.bench import estimate as estimates
+    from nccl_doctor.bench.rates import Figures, Machines, common_gpus_per_host
+
+    way = _way(parallelism)
+    model = _model(way, params, dtype, grad_dtype or dtype, accumulate, sync_each, bucket, layers)
+    runs = tuple((str(path), _run(path)) for path in from_ or [])
+    per_host = gpus_per_host or common_gpus_per_host(runs)
+    if not per_host:
+        _hosts.stop("--gpus-per-host N is needed: how many GPUs a host has decides which link they use")
+    for option, value in (("--busbw", busbw), ("--busbw-in-host", busbw_in_host)):
+        if not math.isfinite(value):
+            _hosts.stop(f"{option} {value}: expected GB/s")
+    figures = Figures(busbw_in_host, busbw, _seconds("--latency", latency) * 1e6 if latency else None)
+    question = estimates.Question(
+        way.way, model, _gpus(gpus, per_host), per_host, tuple(_step(text, per_host) for text in step or []), strong
+    )
+    machines = Machines(per_host, runs, figures, gpu, _fabrics(gpu, fabric))
+    found = estimates.estimate(question, way, machines, __version__)
+    code = exit_code(found)
+    if format == "json":
+        import msgspec
+
+        _hosts.print_json(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1))
+    else:
+        from nccl_doctor.report.estimate import render
+        from nccl_doctor.report.terminal import stdout_console
+
+        render(found, stdout_console(), code)
+    raise typer.Exit(code)
+
+
+def exit_code(found: Estimate) -> ExitCode:
+    """Whether all that was asked for could be told; targets that are missed are no failure."""
+    known = [not row.trouble for row in found.rows]
+    if not any(known):
+        return ExitCode.NOTHING_CHECKED
+    return ExitCode.HEALTHY if all(known) and not found.trouble else ExitCode.INCOMPLETE
+
+
+def _way(name: str) -> Way:
+    from nccl_doctor.bench.parallelism import REFUSED, ways
+
+    word = name.lower()
+    if word in REFUSED:
+        _hosts.stop(f"{name}: cannot be estimated: {REFUSED[word]}")
+    if word not in ways():
+        _hosts.stop(f"no way of parallelism {name!r}; there are {', '.join(ways())}")
+    return ways()[word]
+
+
+def _model(
+    way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, sync_each: bool, bucket: str, layers: int
+) -> Model:
+    """What is trained, with only those options that mean something in this way of parallelism."""
+    from nccl_doctor.bench.parallelism import DTYPE_BYTES, Model
+    from nccl_doctor.bench.sizes import SizeError, parse_size
+
+    for option, word in (("--dtype", dtype), ("--grad-dtype", grad_dtype)):
+        if word not in DTYPE_BYTES:
+            _hosts.stop(f"{option} {word!r}: expected one of {', '.join(DTYPE_BYTES)}")
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,12})?)([KMBT]?)", params.strip(), re.ASCII | re.IGNORECASE)
+    count = round(float(match.group(1)) * _DECIMAL[match.group(2).upper()]) if match else 0
+    if not 1 <= count <= 10**15:
+        _hosts.stop(f"--params {params!r}: expected a number of parameters, such as 7B, 350M or 124439808")
+    if way.calls == "layer" and (bucket or not layers):
+        _hosts.stop(
+            f"{way.way} sends a wrapped module at a time: give --layers N (how many there are), and no --bucket"
+        )
+    if way.calls == "bucket" and layers:
+        _hosts.stop(f"{way.way} sends buckets: give --bucket SIZE, and no --layers")
+    if layers > count:
+        _hosts.stop(f"--layers {layers}: more than there are parameters")
+    if sync_each and (accumulate == 1 or not way.has_choice):
+        why = "there is one micro-batch" if accumulate == 1 else f"{way.way} leaves no choice"
+        _hosts.stop(f"--sync-each would change nothing: {why}")
+    try:
+        size = parse_size(bucket) if bucket else 0
+    except SizeError:
+        _hosts.stop(f"--bucket {bucket!r}: expected a size in bytes, such as 25M")
+    return Model(count, dtype, grad_dtype, accumulate, sync_each, size, layers)
+
+
+def _run(path: Path) -> Outcome:
+    from nccl_doctor.bench.outcome import BaselineError, read
+    from nccl_doctor.bench.rates import trouble
+
+    try:
+        run = read(path)
+    except BaselineError as error:
+        _hosts.stop(f"--from {error}")
+    if why := trouble(run):
+        _hosts.stop(f"--from {path}: says nothing of rates: {why}")
+    return run
+
+
+def _fabrics(gpu: str, fabric: str) -> tuple[str, ...]:
+    from nccl_doctor.bench.expected import table
+
+    if bool(gpu) != bool(fabric):
+        _hosts.stop("--gpu and --fabric go together: published numbers are of a GPU over a fabric")
+    names = tuple(part.strip().lower() for part in fabric.split(",")) if fabric else ()
+    known = sorted({item.fabric for item in table()})
+    for name in names:
+        if name not in known:
+            _hosts.stop(f"--fabric {name!r}: numbers are known for {', '.join(known)}")
+    return names
+
+
+def _seconds(option: str, text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *(us|ms|s)", text.strip(), re.ASCII)
+    if not match:
+        _hosts.stop(f"{option} {text!r}: expected a time with its unit, such as 850ms, 1.2s or 40us")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def _gpus(text: str, per_host: int) -> tuple[int, ...]:
+    found = set()
+    for part in text.split(","):
+        if not re.fullmatch(_COUNT, part.strip(), re.ASCII):
+            _hosts.stop(f"--gpus {text!r}: expected numbers with commas, such as 8,16,32")
+        found.add(_whole_hosts("--gpus", int(part), per_host))
+    return tuple(sorted(found))
+
+
+def _step(text: str, per_host: int) -> Step:
+    from nccl_doctor.bench.estimate import Step
+
+    time, _, gpus = text.partition("@")
+    if not re.fullmatch(_COUNT, gpus.strip(), re.ASCII):
+        _hosts.stop(f"--step {text!r}: expected TIME@GPUS, such as 850ms@8")
+    seconds = _seconds("--step", time)
+    if not seconds:
+        _hosts.stop(f"--step {text!r}: a step takes more than no time")
+    return Step(seconds, _whole_hosts("--step", int(gpus), per_host))
+
+
+def _whole_hosts(option: str, gpus: int, per_host: int) -> int:
+    if gpus > per_host and gpus % per_host:
+        _hosts.stop(f"{option}: {gpus} GPUs are not whole hosts of {per_host}")
+    return gpus

@@ -1,0 +1,256 @@
+"""The estimate as people read it: the answer, a line for each number of GPUs, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from nccl_doctor.bench.collectives import COLLECTIVES
+from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Range, Row
+from nccl_doctor.bench.verdict import rate
+from nccl_doctor.facts.collectives import BUS_FACTORS
+from nccl_doctor.report.bench_console import microseconds
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_hanging
+
+_HEAD: dict[Met, tuple[str, str]] = {
+    "met": ("✓ MET", "bold green"),
+    "missed": ("✗ MISSED", "bold red"),
+    "cannot-tell": ("? CANNOT TELL", "bold yellow"),
+}
+_STYLE: dict[Met, str] = {"met": "green", "missed": "red", "cannot-tell": "yellow"}
+_LABEL = 13
+_LINK = {"in-host": "in host", "across-hosts": "network", "not-told": "not told apart", "": "-"}
+_PARAMS = ((1e9, "billion "), (1e6, "million "), (1, ""))
+_TARGETS = f"at most {MOST_SHARE * 100:.0f} % of the step, at least {LEAST_EFFICIENCY * 100:.0f} % efficiency"
+
+
+def render(found: Estimate, console: Console, exit_code: int) -> None:
+    """Print the estimate."""
+    for line in _verdicts(found):
+        print_hanging(console, line)
+    console.print(Text(_asked(found)))
+    console.print(Padding(_table(found.rows, console.width), (0, 0, 0, 2), expand=False))
+    for label, text in _notes(found):
+        print_hanging(console, Text(f"{label:<{_LABEL}}", "cyan").append(visible(text), "not cyan"), 2, _LABEL)
+    console.print(Text(f"  exit {exit_code}", "dim"))
+
+
+def _verdicts(found: Estimate) -> Iterator[Text]:
+    """Which numbers of GPUs meet the targets; what could not be told, and why."""
+    known = [row for row in found.rows if not row.trouble]
+    if known and known[0].share is not None:
+        for met, (mark, style) in _HEAD.items():
+            rows = [row for row in known if row.met == met]
+            if rows:
+                yield Text(mark, style).append(f": {_who(rows)}: {_answer(met, rows)}", "not bold default")
+    if found.trouble:
+        yield Text("? CANNOT TELL", "bold yellow").append(f": {visible(found.trouble)}", "not bold default")
+    unknown: dict[str, list[Row]] = {}
+    for row in found.rows:
+        if row.trouble:
+            unknown.setdefault(row.trouble, []).append(row)
+    for why, rows in unknown.items():
+        yield Text("? NOT ESTIMATED", "bold yellow").append(f": {_who(rows)}: {visible(why)}", "not bold default")
+
+
+def _who(rows: list[Row]) -> str:
+    return ", ".join(str(row.gpus) for row in rows) + (" GPU" if rows[-1].gpus == 1 else " GPUs")
+
+
+def _answer(met: Met, rows: list[Row]) -> str:
+    shares, efficiencies = [row.share for row in rows if row.share], [row.efficiency for row in rows if row.efficiency]
+    if met == "met":
+        if all(row.gpus == 1 for row in rows):
+            return "one GPU sends nothing"
+        worst = max(item.high for item in shares), min(item.low for item in efficiencies)
+        return f"communication is {_percent(worst[0])} of the step at most, efficiency {_percent(worst[1])} at least"
+    if met == "missed":
+        best = min(item.low for item in shares), max(item.high for item in efficiencies)
+        binds = {row.link for row in rows}
+        link = f"; the {'network' if binds == {'across-hosts'} else 'link within the host'} binds"
+        return (
+            f"communication is {_percent(best[0])} of the step at least, efficiency {_percent(best[1])} at most, even with "
+            f"all of it hidden that can be{link if len(binds) == 1 and binds != {'not-told'} else ''}"
+        )
+    if not all(row.latency_known for row in rows):
+        return "what a call costs is not known (--latency)"
+    ranges = any(row.busbw is not None and row.busbw.low < row.busbw.high for row in rows)
+    rates = ", and on where in their ranges the rates lie" if ranges else ""
+    return f"it depends on how much of the communication is hidden behind computation{rates}"
+
+
+def _asked(found: Estimate) -> str:
+    question, model = found.question, found.question.model
+    types = model.dtype if model.dtype == model.grad_dtype else f"{model.dtype}, gradients {model.grad_dtype}"
+    batches = f", {model.accumulate} micro-batches a step" if model.accumulate > 1 else ""
+    scaling = "a step's work divided among the GPUs" if question.strong else "each GPU's work stays the same"
+    count = next(f"{model.params / size:.4g} {unit}" for size, unit in _PARAMS if model.params >= size)
+    return f"{question.way}, {count}parameters, {types}{batches}; {scaling}"
+
+
+def _table(rows: tuple[Row, ...], width: int) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    columns: dict[str, Callable[[Row], Text | str]] = {
+        "GPUs": lambda row: str(row.gpus),
+        "hosts": lambda row: str(row.hosts),
+        "communication": lambda row: _times(row.communication, row.latency_known),
+        "step": lambda row: _times(row.step, row.latency_known),
+        "of the step": lambda row: _share(row.share, row.share_met),
+        "efficiency": lambda row: _share(row.efficiency, row.efficiency_met),
+        "link": lambda row: _LINK[row.link],
+    }
+    if not any(row.step for row in rows):
+        columns = {name: cell for name, cell in columns.items() if name not in ("step", "of the step", "efficiency")}
+    elif width < 100:
+        del columns["link"], columns["hosts"]
+    for name in columns:
+        grid.add_column(name, justify="left" if name == "link" else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(cell(row) for cell in columns.values()))
+    return grid
+
+
+def _times(seconds: Range | None, complete: bool) -> str:
+    if seconds is None:
+        return "?"
+    low, high = (microseconds(value * 1e6) if value else "0 us" for value in (seconds.low, seconds.high))
+    more = "" if complete else " or more"
+    return low + more if low == high else f"{low} to {high}{more}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %" if 0 < share < 0.00995 else f"{share * 100:.0f} %"
+
+
+def _share(share: Range | None, met: Met) -> Text:
+    if share is None:
+        return Text("?")
+    low, high = f"{share.low * 100:.0f}", f"{share.high * 100:.0f}"
+    mark = {"met": "✓", "missed": "✗", "cannot-tell": "?"}[met]
+    return Text(f"{low if low == high else f'{low} to {high}'} % {mark}", _STYLE[met])
+
+
+def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
+    """What is sent, over which rates, what it takes, and what all of it assumes."""
+    known = [row for row in found.rows if row.costs]
+    for number, cost in enumerate(known[0].costs if known else ()):
+        yield "each sends", _sent(cost, [row.costs[number] for row in known])
+    yield from _rates(known)
+    for row in known:
+        for text in _needs(row):
+            yield "it takes", text
+    for row in found.rows:
+        if row.measured is not None and row.step is not None:
+            yield "measured", _measured(row)
+    for command in dict.fromkeys(_command(found, row) for row in found.rows if row.trouble):
+        yield "measure", command
+    if known:
+        yield "assumed", " ".join(_assumptions(found, known))
+
+
+def _sent(cost: Cost, same: list[Cost]) -> str:
+    """One collective of all rows, with its formula."""
+    title, formula = COLLECTIVES[cost.collective].title, BUS_FACTORS[cost.collective]
+    total = _gigabytes(cost.calls * cost.call_bytes)
+    sent = ", ".join(_gigabytes(item.sent_bytes) for item in same)
+    calls = f"{cost.calls} call{'s' if cost.calls > 1 else ''} of {_gigabytes(cost.call_bytes)}"
+    return f"{title} of the {cost.what}, {calls} a step: {formula} x {total} = {sent}"
+
+
+def _gigabytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _rates(rows: list[Row]) -> Iterator[tuple[str, str]]:
+    """What each collective's time is reckoned by; the rows that are told in the same words together."""
+    told: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        for cost in row.costs:
+            figures = cost.rate
+            busbw = _two(figures.busbw_low, figures.busbw_high, rate)
+            latency = (
+                "latency not known"
+                if figures.latency_high_us is None
+                else f"{_two(figures.latency_low_us, figures.latency_high_us, microseconds)} a call"
+            )
+            beyond = f" ({'; '.join(figures.beyond)})" if figures.beyond else ""
+            words = f"{busbw}, {latency}, by {figures.source}{beyond}"
+            told.setdefault(words, {}).setdefault(cost.collective, []).append(row.gpus)
+    for words, by_name in told.items():
+        gpus = sorted({one for many in by_name.values() for one in many})
+        yield "rates", f"{', '.join(map(str, gpus))} GPUs: {', '.join(by_name)} at {words}"
+
+
+def _two(low: float, high: float, words: Callable[[float], str]) -> str:
+    one, other = words(low) if low else "0", words(high) if high else "0"
+    return one if one == other else f"{one} to {other}"
+
+
+def _needs(row: Row) -> Iterator[str]:
+    """The bandwidth that would do; nothing where the targets are met, or where only the cost of calls is not known."""
+    needs, busbw = row.needs, row.busbw
+    if needs is None or busbw is None or (not row.latency_known and needs.bare and needs.bare <= busbw.low):
+        return
+    if needs.hidden is None:
+        yield f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
+        return
+    enough = [f"{rate(needs.hidden)} with all hidden that can be"] if row.met == "missed" else []
+    enough += [f"{rate(needs.bare)} with nothing hidden"] if needs.bare else []
+    enough += ["more, as what calls cost is not known"] if not row.latency_known else []
+    never = "" if needs.bare else "; with nothing hidden none is enough, as the calls alone take too long"
+    least = f"a bus bandwidth of {', '.join(enough)}" if enough else "that part of the communication is hidden"
+    yield f"{row.gpus} GPUs: {least}{never}; it is {_two(busbw.low, busbw.high, rate)}"
+
+
+def _measured(row: Row) -> str:
+    assert row.measured is not None and row.step is not None
+    off = row.measured.off
+    told = f"{row.gpus} GPUs: {microseconds(row.measured.seconds * 1e6)}"
+    if not off:
+        return f"{told}, as estimated"
+    beside = f"{abs(off) * 100:.0f} % {'longer' if off > 0 else 'shorter'} than estimated"
+    if off > 0:
+        return (
+            f"{told}, {beside}: slower links than these rates, or stragglers, input, uneven work; bench tells the first"
+        )
+    return f"{told}, {beside}: the rates are lower than what the job has, or the first step was measured otherwise"
+
+
+def _command(found: Estimate, row: Row) -> str:
+    """How the missing rate is measured."""
+    from nccl_doctor.bench.parallelism import ways
+
+    names = ",".join(dict.fromkeys(item.collective for item in ways()[found.question.way].sends))
+    hosts = "" if row.hosts == 1 else " --hosts HOSTFILE"
+    per_host = min(row.gpus, found.question.gpus_per_host)
+    return f"nccl-doctor bench {names}{hosts} --gpus-per-host {per_host} --sizes 1M:1G:x4 --save run.json, then --from run.json"
+
+
+def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
+    yield "Bytes are those of a ring; parameters alone are counted, no buffers, losses or norms."
+    if any(row.step for row in rows):
+        yield (
+            "Ranges reach from all communication hidden behind computation, as far as it lasts, to none hidden"
+            " (targets: "
+            + _TARGETS
+            + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
+        )
+    if found.question.model.accumulate > 1 and any(cost.window not in (0.0, 1.0) for row in rows for cost in row.costs):
+        yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
+    if any(cost.window == 0 for row in rows for cost in row.costs):
+        yield "What is sent after the optimizer's step is never hidden."
+    if found.note:
+        yield found.note
+    if any(item.startswith("measured on") for row in rows for cost in row.costs for item in cost.rate.beyond):
+        yield (
+            "On other numbers of ranks than measured each link is taken to be as fast as it was (no oversubscribed switches),"
+            " with bandwidth and latency between what a ring and the best algorithm make of it."
+        )

@@ -1,0 +1,503 @@
+"""``run``, and what it shares with ``preflight``: the hang guard, what is kept, and which failure is worth another start."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import test_hang
+import typer
+from test_preflight_cli import preflight, running, saved
+from typer.testing import CliRunner
+
+from nccl_doctor import cli
+from nccl_doctor.cli import _guard, _keep, _launch
+from nccl_doctor.cli._guard import Following, Guard
+from nccl_doctor.cli._keep import Keep
+from nccl_doctor.facts.model import HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.findings import playbooks
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.inventory import HostEntry, Inventory
+from nccl_doctor.rules.gate import Decision, Gate
+from nccl_doctor.rules.judge import judge
+from nccl_doctor.rules.retry import why_not
+from nccl_doctor.rules.silence import Look, look
+from nccl_doctor.transport.base import ConnectOptions
+
+cli._load_commands()
+HERE = Inventory((HostEntry("a"),), format="local")
+YOUNG_S, OLD_S = 700.0, 60.0  # a command that is older, or younger, than the ranks of 600 s in the bundles here
+
+
+def run(*words: str, cwd: Path | None = None, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "nccl_doctor", "run", *words]
+    return subprocess.run(command, cwd=cwd, input=stdin, capture_output=True, timeout=120, **more)
+
+
+# -- the job that was seen
+
+
+def test_two_looks_at_one_rank_that_holds_the_others_are_equal() -> None:
+    away = test_hang.process(3, test_hang.OWN)
+    one = look(test_hang.bundle(*test_hang.four(r3=away)), YOUNG_S)
+    two = look(test_hang.bundle(*test_hang.four(r3=away)), YOUNG_S + 600)
+    assert one.answer.verdict == "held" and one.key and one.key == two.key and not one.keep_on
+    other = look(test_hang.bundle(*test_hang.four(r2=test_hang.process(2, test_hang.OWN))), YOUNG_S)
+    assert other.answer.verdict == "held" and other.key != one.key
+
+
+def test_a_job_in_which_all_wait_may_be_ended_and_one_that_moves_has_no_key() -> None:
+    stands = look(test_hang.bundle(*test_hang.four()), YOUNG_S)
+    assert (stands.answer.verdict, bool(stands.key), stands.keep_on) == ("stands", True, "")
+    ranks = test_hang.four()
+    for item in ranks:
+        item["connections"] = [{**one, "moved_bytes": 1 << 20} for one in item["connections"]]
+    moves = look(test_hang.bundle(*ranks), YOUNG_S)
+    assert (moves.answer.verdict, moves.key) == ("moves", ())
+
+
+def test_a_job_that_ran_before_the_command_is_not_the_commands() -> None:
+    away = test_hang.process(3, test_hang.OWN)
+    found = look(test_hang.bundle(*test_hang.four(r3=away)), OLD_S)
+    assert (found.answer.verdict, found.key, found.answer.ranks) == ("not-known", (), ())
+    assert "no rank of this command was found, only of what ran before it: gpu01:29500" in found.answer.sentence
+
+
+def test_among_several_jobs_it_is_the_one_that_the_command_started() -> None:
+    away = test_hang.process(3, test_hang.OWN)
+    others = test_hang.four(r2=test_hang.process(2, test_hang.OWN))
+    for number, item in enumerate(others):
+        item.update(pid=500 + number, rank_pid=500 + number, start_ticks=500 + number)
+        item["environment"]["MASTER_PORT"] = "29999"
+    both = test_hang.bundle(*test_hang.four(r3=away), *others)
+    for pids, port, rank in (((103, 7), "29500", 3), ((501,), "29999", 2)):
+        found = look(both, YOUNG_S, pids)
+        assert found.answer.jobs[0].id.endswith(port) and [item.rank for item in found.answer.ranks] == [0, 1, 2, 3]
+        assert found.key[-1] == rank
+    neither = look(both, YOUNG_S)
+    assert neither.answer.verdict == "several-jobs" and not neither.key
+    assert "2 jobs may be this command's: `nccl-doctor hang --job ID` looks at one (gpu01:29" in neither.answer.sentence
+    for item in others:
+        item["age_s"] = 9_000.0
+    by_age = look(test_hang.bundle(*test_hang.four(r3=away), *others), YOUNG_S)
+    assert by_age.answer.verdict == "held" and by_age.answer.jobs[0].id.endswith("29500")
+
+
+SAVE = [("save", "/opt/env/lib/python3.11/site-packages/torch/serialization.py", 800), *test_hang.OWN]
+LOAD = [("load", "/opt/env/lib/python3.11/site-packages/torch/serialization.py", 900), *test_hang.OWN]
+
+
+@pytest.mark.parametrize(
+    ("stack", "readings"),
+    [
+        (SAVE, [test_hang.reading()] * 2),
+        (LOAD, [test_hang.reading()] * 2),
+        (test_hang.OWN, [test_hang.reading(cpu_s=1.0), test_hang.reading(cpu_s=3.9)]),
+        (test_hang.OWN, [test_hang.reading(written_bytes=0), test_hang.reading(written_bytes=5 << 20)]),
+        (test_hang.OWN, [test_hang.reading(read_bytes=0), test_hang.reading(read_bytes=5 << 20)]),
+        (test_hang.OWN, [test_hang.reading("D", waits_in="folio_wait_bit")] * 2),
+    ],
+    ids=["saving", "loading", "computes", "writes", "reads", "in-the-kernel"],
+)
+def test_a_rank_that_works_may_come_by_itself_and_its_job_is_not_ended(stack: Any, readings: Any) -> None:
+    away = test_hang.process(0, stack, readings=readings)
+    found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
+    assert found.answer.verdict == "held" and found.key
+    assert found.keep_on == "rank 0 (pid 100) works (it computes, reads or writes), and may come by itself"
+
+
+def test_so_is_one_that_fetches_something() -> None:
+    away = test_hang.process(0, test_hang.OWN)
+    away["connections"].append({**away["connections"][0], "peer": "10.9.9.9:443", "moved_bytes": 80 << 20})
+    found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
+    assert found.answer.verdict == "held" and found.keep_on
+
+
+def test_so_is_one_whose_child_works() -> None:
+    away = test_hang.process(1, test_hang.POPEN)
+    shell = {"pid": 900, "start_ticks": 900, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}
+    busy = [test_hang.reading(cpu_s=0.0), test_hang.reading(cpu_s=2.9)]
+    child = {**test_hang.process(1), **shell, "stacks": [None, None], "readings": busy}
+    assert look(test_hang.bundle(*test_hang.four(r1=away), child), YOUNG_S).keep_on
+    assert not look(test_hang.bundle(*test_hang.four(r1=away)), YOUNG_S).keep_on
+
+
+def test_where_no_host_was_reached_nothing_is_said_to_stand() -> None:
+    lost = HostFacts("gpu01", Reach(ReachOutcome.TIMED_OUT), {})
+    bundle = msgspec.structs.replace(test_hang.bundle(), hosts=(lost,), plan=Plan(stages=("job",)))
+    found = look(bundle, YOUNG_S)
+    assert found.answer.verdict == "no-job" and not found.key
+
+
+# -- the guard
+
+HELD = look(test_hang.bundle(*test_hang.four(r3=test_hang.process(3, test_hang.OWN))), YOUNG_S)
+STANDS = look(test_hang.bundle(*test_hang.four()), YOUNG_S)
+UNKNOWN = look(test_hang.bundle(*test_hang.four()), OLD_S)
+WORKS = msgspec.structs.replace(HELD, keep_on="rank 3 works")
+
+
+def guarded(
+    tmp_path: Path,
+    script: str,
+    answers: list[Look | Exception],
+    *,
+    end: bool = True,
+    grace_s: float = 20.0,
+    until_heard: bool = False,
+) -> tuple[_launch.Ended, int, str, str]:
+    """A command under a guard whose looks give these answers, the last one again and again, in a process of its own (it
+    becomes the parent of orphans): how it ended, how many looks there were, and what was printed. Each look leaves a file
+    ``look-N``; ``until_heard``: it lasts until the job has printed something."""
+    order = pickle.dumps((tmp_path, script, answers, end, grace_s, until_heard))
+    words = [sys.executable, "-c", "import test_run; test_run.guarded_here()"]
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(words, input=order, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    ended, looks = json.loads((tmp_path / "ended").read_text())
+    return msgspec.convert(ended, _launch.Ended), looks, done.stdout.decode(), done.stderr.decode()
+
+
+def guarded_here() -> None:
+    """The other half of it."""
+    tmp_path, script, answers, end, grace_s, until_heard = pickle.load(sys.stdin.buffer)  # noqa: S301 - from ourselves
+    looks = 0
+
+    def answer(guard: Guard, job: object, over: object, heard: float) -> Look:
+        nonlocal looks
+        looks += 1
+        (tmp_path / f"look-{looks}").touch()
+        while until_heard and guard._output.heard == heard:
+            time.sleep(0.01)
+        found = answers[min(looks, len(answers)) - 1]
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, Look)
+        return found
+
+    Guard._look = answer  # type: ignore[method-assign]
+    _guard.END_GRACE_S = grace_s
+    place = tmp_path / "place"
+    place.mkdir()
+    kept = _launch._Kept(place)
+    following = Following(silence_s=0.2, end=end, keep=tmp_path / "keep", local=True)
+    keep = Keep(following.keep, place, ["sh", "-c", script], {}, ("a",))
+    guard = Guard(following, place / "hostfile", kept, keep)
+    ended = _launch._pass_through(["sh", "-c", script], dict(os.environ), kept, guard)
+    (tmp_path / "ended").write_bytes(msgspec.json.encode((ended, looks)))
+
+
+def test_a_job_that_two_looks_find_held_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script = f"trap '' TERM; (trap '' TERM; sleep 600) & echo $! > {tmp_path}/child; wait; wait"
+    ended, looks, _, told = guarded(tmp_path, script, [HELD], grace_s=0.5)
+    assert ended == _launch.Ended(int(ExitCode.FINDINGS), hung=True) and looks == 2
+    assert _is_gone(tmp_path / "child")
+    assert told.count("✗ HELD") == 1 and "as before: HELD: gpu02: rank 3" in told
+    assert "and ended if that says the same" in told and "two looks say the same: the job is told to end" in told
+    (directory,) = (tmp_path / "keep").iterdir()
+    assert {"job.json", "job-output", "hang-0.txt"} <= {path.name for path in directory.iterdir()}
+
+
+def _is_gone(told: Path) -> bool:
+    try:
+        return Path(f"/proc/{told.read_text().strip()}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_job_that_stands_and_ends_at_sigterm_is_12(tmp_path: Path) -> None:
+    script = f"sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait"  # an orphan, once the command has ended
+    ended, looks, _, _ = guarded(tmp_path, script, [HELD, STANDS], grace_s=1.0)
+    assert ended == _launch.Ended(int(ExitCode.UNDECIDED), hung=True) and looks == 3 and _is_gone(tmp_path / "child")
+
+
+def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path: Path) -> None:
+    ended, looks, _, told = guarded(tmp_path, "exec sleep 600", [WORKS, HELD, HELD])
+    assert (ended.hung, looks) == (True, 3) and "it is not ended: rank 3 works; it is looked at again" in told
+
+
+@pytest.mark.parametrize(
+    ("answers", "end"),
+    [([HELD], False), ([WORKS], True), ([UNKNOWN], True), ([RuntimeError("a defect")], True)],
+    ids=["not-asked-for", "works", "not-known", "a-defect-of-ours"],
+)
+def test_nothing_else_ends_a_job(answers: list[Look | Exception], end: bool, tmp_path: Path) -> None:
+    ended, looks, _, told = guarded(tmp_path, wait_for(tmp_path / "look-2") + "exit 7", answers, end=end)
+    assert ended == _launch.Ended(7) and looks >= 2
+    assert "told to end" not in told and "it is looked at again after" in told
+    if answers == [UNKNOWN]:
+        assert "NOT KNOWN: no rank of this command" in told and not (tmp_path / "keep").exists()
+
+
+def test_output_starts_the_silence_anew(tmp_path: Path) -> None:
+    """A progress bar that rewrites its line is output as well: three silences, a look in each, and no two of one."""
+    script = "".join(wait_for(tmp_path / f"look-{number}") + f"printf '\\r{number}'; " for number in (1, 2, 3))
+    ended, looks, out, told = guarded(tmp_path, script + "exit 3", [HELD], until_heard=True)
+    assert (ended.status, looks, out) == (3, 3, "\r1\r2\r3") and "as before" not in told
+
+
+def wait_for(file: Path) -> str:
+    return f"until [ -e '{file}' ]; do sleep 0.02; done; "
+
+
+def test_a_job_that_waits_for_its_reader_is_not_silent(tmp_path: Path) -> None:
+    kept = _launch._Kept(tmp_path)
+    kept.heard -= 100
+    assert kept.silent_s() >= 100
+    with kept.handing_on():
+        assert kept.silent_s() == 0
+    assert kept.silent_s() < 100
+
+
+def test_a_look_uses_the_ways_that_the_command_was_given() -> None:
+    ssh = ConnectOptions(python="/opt/py", env_setup="source x", ssh_config="/etc/x", connect_s=3, fan_out=2)
+    group: Any = cli.typer.main.get_command(cli.app)
+    for connect in (ssh, ConnectOptions(transport="local"), ConnectOptions(transport="command=env H={host}")):
+        ways = _guard.following("10m", "tell", None, connect).ways
+        taken = group.commands["hang"].make_context("hang", list(ways)).params
+        transport = "" if connect.transport == "local" else connect.transport
+        assert (taken["transport"], taken["python"]) == (transport, connect.python)
+        assert (taken["connect_timeout"], taken["fan_out"]) == (connect.connect_s, connect.fan_out)
+        assert (taken["env_setup"], str(taken["ssh_config"] or "")) == (connect.env_setup, connect.ssh_config)
+
+
+def test_a_look_that_gives_no_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        if "no answer" in message:
+            (tmp_path / "told").touch()
+
+    monkeypatch.setattr(_guard._hosts, "say", say)
+    monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", "echo no such host; exit 2"])
+    job = ["sh", "-c", wait_for(tmp_path / "told") + "exit 3"]
+    assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 3
+    assert "the look gave no answer: no such host" in said
+
+
+def test_a_look_ends_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    looking = f"(echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600) & wait"
+    monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", looking])
+    job = ["sh", "-c", wait_for(pid) + "exit 0"]
+    assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 0
+    until = time.monotonic() + 20
+    while running(int(pid.read_text())):  # its whole session: killed, it may take a moment to go
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_job_that_was_held_and_then_failed_is_reminded_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def held(*_: object) -> Look:
+        (tmp_path / "looked").touch()
+        return HELD
+
+    monkeypatch.setattr(Guard, "_look", held)
+    job = ["sh", "-c", wait_for(tmp_path / "looked") + "echo RuntimeError: boom; exit 3"]
+    assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 3
+    told = capfd.readouterr().err
+    assert re.search(r"the last look at it, \d+ s before its end: HELD: gpu02: rank 3 \(pid 103\)", told), told
+
+
+# -- what is kept
+
+
+def test_a_failure_is_kept_with_its_explanation_and_without_secrets(tmp_path: Path) -> None:
+    environment = {**os.environ, "NCCL_DEBUG": "WARN", "SLURM_JWT": "hunter2", "AWS_SECRET_ACCESS_KEY": "hunter3"}
+    script = "echo 'RuntimeError: CUDA error: an illegal memory access was encountered' >&2; echo; exit 9"
+    for _ in range(2):
+        done = run("--keep", "out", "--", "sh", "-c", script, "--token=hunter4", cwd=tmp_path, env=environment)
+        assert done.returncode == 9 and done.stdout == b"\n"
+    assert b"kept in " in done.stderr and b"explanation.txt (" in done.stderr
+    one, two = sorted((tmp_path / "out").iterdir())  # an earlier one is never written to
+    for directory in (one, two):
+        assert directory.stat().st_mode & 0o777 == 0o700
+        names = {path.name for path in directory.iterdir()}
+        assert names == {"job.json", "job-output", "explanation.txt", "explanation.json", "hostfile"}
+        assert "illegal memory access" in (directory / "explanation.txt").read_text()
+        assert json.loads((directory / "explanation.json").read_text())["causes"][0]["id"] == "gpu.illegal-access"
+    job = json.loads((two / "job.json").read_text())
+    assert job["state"] == "exit 9" and job["environment"]["NCCL_DEBUG"] == "WARN" and job["command"][0] == "sh"
+    assert "hunter" not in (two / "job.json").read_text()
+
+
+def test_a_job_that_ends_well_or_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    assert run("--keep", "out", "--", "true", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_loses_the_copy_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.write_bytes(b"half of")
+        if source.name == "job-output":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_keep.shutil, "copyfile", full)
+    following = Following(keep=tmp_path / "out")
+    assert _launch.launch(["sh", "-c", "echo x; exit 7"], (), HERE, ("a",), following).status == 7
+    (directory,) = (tmp_path / "out").iterdir()
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "explanation.json",
+        "explanation.txt",
+        "hostfile",
+        "job.json",
+    ]
+    assert "; without job-output: No space left on device" in capfd.readouterr().err
+    (tmp_path / "file").touch()
+    following = Following(keep=tmp_path / "file" / "out")
+    assert _launch.launch(["sh", "-c", "exit 7"], (), HERE, ("a",), following).status == 7
+    assert "nothing is kept" in capfd.readouterr().err
+
+
+# -- the command
+
+
+def test_output_input_and_exit_code_are_the_commands_own() -> None:
+    noise = bytes(range(256)) * 300
+    done = run("--", "sh", "-c", "cat; printf '\\377\\0err' >&2", stdin=noise)
+    assert (done.returncode, done.stdout, done.stderr) == (0, noise, b"\xff\x00err")
+    assert run("--", "sh", "-c", "kill -SEGV $$").returncode == 139
+    assert (
+        run("-H", "a,b", "--", "sh", "-c", 'echo $1 $2; cat "$3"', "x", "{nnodes}", "{hosts}", "{hostfile}").stdout
+        == b"2 a,b\na\nb\n"
+    )
+
+
+def test_what_is_ignored_stays_ignored_for_the_job() -> None:
+    """Under nohup the terminal may go."""
+    asked = "grep SigIgn /proc/self/status"
+    done = subprocess.run(
+        ["nohup", sys.executable, "-m", "nccl_doctor", "run", "--", "sh", "-c", asked], capture_output=True
+    )
+    assert int(done.stdout.split()[1], 16) & 1 << (signal.SIGHUP - 1)
+
+
+def test_a_signal_before_the_time_limit_reaches_the_job_and_is_no_end(tmp_path: Path) -> None:
+    """Slurm's --signal goes to the batch script, or to every process of a step: it must not end this one."""
+    script = "trap 'echo saved; exit 5' USR1; echo ready; while :; do sleep 0.1; done"
+    command = [sys.executable, "-m", "nccl_doctor", "run", "--keep", str(tmp_path / "out"), "--", "sh", "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (5, "saved\n") and "the job failed; its output says" in err
+    assert not running(process.pid)
+
+
+def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> None:
+    script = f"sleep 600 & echo $! > {tmp_path}/pid; echo started"
+    started = time.monotonic()
+    done = run("--", "sh", "-c", script)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it lives: it is none of our business
+    assert (done.returncode, done.stdout) == (0, b"started\n") and time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("run -- no-such-program", "'no-such-program' is no program"),
+        ("run --silence soon -- true", "--silence 'soon': expected a time such as 10m or 90s (0: off)"),
+        ("run --silence 0 --on-hang end -- true", "--on-hang end needs to look"),
+        ("run --on-hang kill -- true", "'kill' is not one of tell, end"),
+        ("run --keep /dev/null -- true", "--keep /dev/null: /dev/null is no directory"),
+        ("run --hosts /no/such -- true", "/no/such: cannot be read"),
+        ("run", "Missing argument"),
+        ("preflight --retries 2", "--retries: of a COMMAND that is run, and there is none"),
+        ("preflight --from x.ndb --retries 2 --silence 5m -- true", "nothing is measured: --silence, --retries would"),
+    ],
+)
+def test_bad_input_is_a_clear_error_and_nothing_is_run(words: str, told: str) -> None:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words.split())
+    assert done.exit_code == ExitCode.USAGE and told in done.output, done.output
+
+
+# -- another start
+
+
+def test_what_would_fail_again_says_so_in_its_playbook() -> None:
+    for cause in ("app.rank-exception", "unrelated", "launch.env-missing", "app.collective-mismatch"):
+        assert why_not(cause, "the title").startswith(f"the title ({cause}): this is the program's own"), cause
+    for cause in ("", "gpu.ecc.uncorrectable", "net.peer-lost", "sys.node-failure", "gpu.oom", "no.such.cause"):
+        assert not why_not(cause, "the title"), cause
+    repeats = {name for name in playbooks.names() if playbooks.load(name).repeats}
+    assert {name.partition(".")[0] for name in repeats} == {"app", "launch", "unrelated"}  # no fault of a host
+
+
+def attempts(*ended: _launch.Ended, retries: int, go: int = 9) -> tuple[int, int]:
+    """The exit code of jobs that end so, one after the other, on ``go`` goes, and how many were started."""
+    from nccl_doctor.cli import preflight as command
+
+    bundle = test_hang.bundle()
+    gate = Gate(True, (Decision("gpu01", "bad", ("gpu.ecc",)),), ("gpu02",), (), "", ("gpu02",))
+    started: list[_launch.Ended] = []
+
+    def decision() -> Any:
+        if len(started) >= go:
+            raise typer.Exit(11)
+        return bundle, gate, judge(bundle)
+
+    def launch(*_: object) -> _launch.Ended:
+        started.append(ended[len(started)])
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_launch, "launch", launch)
+        try:
+            code = command._attempts(["true"], retries, HERE, Following(), decision, False)
+        except typer.Exit as stopped:
+            code = stopped.exit_code
+    return code, len(started)
+
+
+FAILED, GOOD, HUNG = _launch.Ended(1), _launch.Ended(0), _launch.Ended(11, hung=True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "started"),
+    [
+        ([GOOD], 0, 1),
+        ([FAILED, GOOD], 0, 2),
+        ([FAILED, HUNG, _launch.Ended(1, cause="gpu.ecc", title="x")], 1, 3),
+        ([_launch.Ended(1, cause="unrelated", title="a typo")], 1, 1),
+        ([FAILED, _launch.Ended(2, cause="app.rank-exception", title="KeyError")], 2, 2),
+        ([_launch.Ended(7, told=True)], 7, 1),
+        ([_launch.Ended(143)], 143, 1),  # somebody told the command itself to end
+        ([_launch.Ended(130)], 130, 1),
+        ([_launch.Ended(127)], 127, 1),
+    ],
+)
+def test_a_failure_is_started_again_where_that_may_help(ended: list[_launch.Ended], code: int, started: int) -> None:
+    assert attempts(*ended, retries=2) == (code, started)
+    assert attempts(*ended, retries=0) == (ended[0].status, 1)
+
+
+def test_on_hosts_that_are_no_go_by_then_nothing_is_started(capfd: pytest.CaptureFixture[str]) -> None:
+    assert attempts(FAILED, GOOD, retries=2, go=1) == (11, 1)
+    assert "for attempt 2 of 3" in capfd.readouterr().err
+    attempts(FAILED, GOOD, retries=2)
+    assert "attempt 2 of 3 on gpu02, without gpu01: gpu.ecc" in capfd.readouterr().err
+
+
+def test_a_saved_bundle_still_runs_its_job_once_and_is_never_looked_at(tmp_path: Path) -> None:
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--keep", "out", "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    (directory,) = (tmp_path / "out").iterdir()
+    assert (directory / "preflight.ndb").read_bytes()[:2] == b"\x1f\x8b"
