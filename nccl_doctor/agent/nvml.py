@@ -5,6 +5,7 @@ Every answer is a value, or its absence has a reason: a call that the driver doe
 """
 
 import ctypes
+import os
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
@@ -225,7 +226,8 @@ def sample(nvml: Any, report: Report, every_s: float) -> None:
             handles[index] = handle
     while True:
         started = time.monotonic()
-        report({"samples": [_sample(nvml, report, *item) for item in handles.items()], "at_s": started})
+        told = [_sample(nvml, report, *item) for item in handles.items()]
+        report({"samples": told, "at_s": started, "cost_s": sum(os.times()[:2])})
         time.sleep(max(0.0, started + every_s - time.monotonic()))
 
 
@@ -240,15 +242,16 @@ def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any
     gpu["utilization_percent"] = _utilization(asker, handle)
     gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     _memory(asker, handle, gpu)
-    for value in asker.ask("nvlink", "nvmlDeviceGetFieldValues", handle, list(_SAMPLED_FIELDS)) or ():
+    call = "nvmlDeviceGetFieldValues"
+    for value in asker.ask(" ".join(_SAMPLED_FIELDS.values()), call, handle, list(_SAMPLED_FIELDS)) or ():
+        field = _SAMPLED_FIELDS[value.fieldId]
         if value.nvmlReturn == 0:
-            gpu[_SAMPLED_FIELDS[value.fieldId]] = int(value.value.ullVal)
+            gpu[field] = int(value.value.ullVal)
+        else:
+            asker._file(field, call, "NVML error %d" % value.nvmlReturn, value.nvmlReturn)
     told = {name: value for name, value in gpu.items() if value is not None}
-    return dict(
-        told,
-        index=index,
-        refused={**dict.fromkeys(asker.into["not_permitted"], "not permitted"), **asker.into["errors"]},
-    )
+    refused = {name: why.replace("_", " ") for why in ("not_supported", "not_permitted") for name in asker.into[why]}
+    return dict(told, index=index, refused={**refused, **asker.into["errors"]})
 
 
 def bus_id(text: str) -> str:

@@ -14,12 +14,13 @@ from nccl_doctor.findings.exit_codes import ExitCode
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def _time(text: str) -> float | None:
-    """Seconds of ``90``, ``10m``, ``2h``; None of nothing."""
+def _time(text: str) -> float:
+    """Seconds of ``90``, ``10m``, ``2h``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d)?", text)
-    if text and (not found or not 1 <= float(found[1]) * _UNITS[found[2] or ""] <= 30 * 86400):
+    seconds = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
+    if not 1 <= seconds <= 30 * 86400:
         raise typer.BadParameter(f"{text!r} is no time from 1 s to 30 d, such as 90, 10m, 2h")
-    return float(found[1]) * _UNITS[found[2] or ""] if found else None
+    return seconds
 
 
 @app.command(
@@ -44,8 +45,9 @@ def watch(
         float, typer.Option(metavar="SECONDS", min=0.5, max=600.0, help="Time between the samples of a host.")
     ] = 5.0,
     for_: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="For how long, such as 90, 10m, 2h [default: until Ctrl-C].")
-    ] = "",
+        float | None,
+        typer.Option("--for", parser=_time, metavar="TIME", help="How long: 90, 10m, 2h [default: until Ctrl-C]."),
+    ] = None,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -65,7 +67,6 @@ def watch(
     Without hosts, this machine is watched. Reads only, over one open connection to each host; the table goes to stderr.
     """
     rows = _hosts.load_thresholds(thresholds)
-    for_s = _time(for_)
     if save is not None:
         _hosts.check_writable(save, "--save")
     if from_ is not None:
@@ -82,7 +83,7 @@ def watch(
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         with LiveWatch(stderr_console(), verbose) as shown:
-            bundle = watch_hosts(entries, WatchOptions(connect, every, for_s), shown)
+            bundle = watch_hosts(entries, WatchOptions(connect, every, for_), shown)
 
     from nccl_doctor.rules.watch import examine, to_json
 

@@ -47,6 +47,21 @@ class Running:
         return Level(self.samples, round(self._total / self.samples, 3), round(self._low, 3), round(self._high, 3))
 
 
+class Cost:
+    """CPU time of a process of ours, in percent of one CPU."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.percent = Running()
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """``at_s`` and ``cost_s`` of a sample; less of the latter than before is another process."""
+        at_s, cost_s = float(sample["at_s"]), float(sample["cost_s"])
+        if self._last and at_s > self._last[0] and cost_s >= self._last[1]:
+            self.percent.add(100 * (cost_s - self._last[1]) / (at_s - self._last[0]))
+        self._last = at_s, cost_s
+
+
 class Series:
     """A quantity over time in at most ``POINTS`` points: when they are full, each two become one."""
 
@@ -173,7 +188,8 @@ class _Nic:
 
 class _Rank:
     def __init__(self, pid: int, now_s: float) -> None:
-        self.pid, self.first_s, self.last_s = pid, now_s, now_s
+        self.pid, self.first_s, self.last_s = pid, round(now_s, 3), now_s
+        self.samples = 0
         self.cpu, self.resident = Running(), Series()
         self.ended_s: float | None = None
         self.reading: tuple[float, float, str] | None = None  # by the host's clock: when, CPU time, state
@@ -184,11 +200,12 @@ class _Rank:
             self.cpu.add(100 * (told["cpu_s"] - self.reading[1]) / (at_s - self.reading[0]))
         self.reading = at_s, told["cpu_s"], told["state"]
         self.resident.add(now_s, told["resident_bytes"])
-        self.last_s = now_s
+        self.last_s, self.samples = round(now_s, 3), self.samples + 1
 
     def series(self) -> RankSeries:
         """All of it, folded."""
-        return RankSeries(self.pid, self.first_s, self.last_s, self.cpu.level(), self.resident.points(), self.ended_s)
+        cpu, resident = self.cpu.level(), self.resident.points()
+        return RankSeries(self.pid, self.samples, self.first_s, self.last_s, self.ended_s, cpu, resident)
 
 
 class HostSeries:
@@ -217,8 +234,7 @@ class HostSeries:
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
         self._ticks: tuple[int, int] | None = None
-        self._cost: tuple[float, float] | None = None
-        self.cost = Running()
+        self.costs = Cost(), Cost()  # of the agent, and of its child that asks NVML
 
     waiting: dict[str, Running]
 
@@ -232,6 +248,7 @@ class HostSeries:
     def take_gpus(self, step: Mapping[str, Any], now_s: float) -> list[Event]:
         """A sample of all GPUs."""
         self.gpus_why = ""
+        self.costs[1].add(step)
         return [
             self.event(now_s, *begun)
             for told in step["samples"]
@@ -248,7 +265,7 @@ class HostSeries:
             yield "back", f"answers again, after {duration(now_s - self.seen_s)}"
         self.silent, self.seen_s, self.samples = "", now_s, self.samples + 1
         at_s = float(sample["at_s"])
-        yield from self._host(sample, at_s, now_s)
+        yield from self._host(sample, now_s)
         for name, nic in sample["interfaces"].items():
             rate = nic["speed_mbps"] * 1e6 / 8 if nic["speed_mbps"] else None
             yield from self.nics.setdefault(name, _Nic(name)).take(nic["counters"], rate, at_s)
@@ -263,7 +280,7 @@ class HostSeries:
         yield from self._ranks(sample, at_s, now_s)
         yield from self._log(sample["log"])
 
-    def _host(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
+    def _host(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
         if sample["cpu"]:
             busy, total = sample["cpu"]
             if self._ticks and total > self._ticks[1] and busy >= self._ticks[0]:
@@ -278,9 +295,7 @@ class HostSeries:
             rise = self.kernel.add(name, value)
             if rise and name == "oom_kill":
                 yield "killed", f"the kernel killed {rise} processes for want of memory"
-        if self._cost and at_s > self._cost[0] and sample["cost_s"] >= self._cost[1]:
-            self.cost.add(100 * (sample["cost_s"] - self._cost[1]) / (at_s - self._cost[0]))
-        self._cost = at_s, sample["cost_s"]
+        self.costs[0].add(sample)
 
     def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
         if "processes" in sample:
@@ -289,7 +304,7 @@ class HostSeries:
         alive = {int(pid): told for pid, told in sample["ranks"].items()}
         for pid, rank in self.ranks.items():
             if rank.ended_s is None and pid not in alive:
-                rank.ended_s = now_s
+                rank.ended_s = round(now_s, 3)
                 told = self.processes.get(pid, {})
                 number = told.get("environment", {}).get("RANK", "")
                 yield (
@@ -329,7 +344,7 @@ class HostSeries:
             gaps += (Gap(round(seen_s, 1), round(max(now_s, seen_s), 1), self.silent, open=True),)
         sums = self.kernel.sums
         swapped = [sums[name] for name in ("pswpin", "pswpout") if name in sums]
-        cost = self.cost.level()
+        costs = [level.mean for cost in self.costs if (level := cost.percent.level())]
         watch = Watch(
             round(now_s - began_s, 1), self.every_s, self.samples, gaps,
             tuple(gpu.series() for _, gpu in sorted(self.gpus.items())), self.gpus_why,
@@ -338,7 +353,7 @@ class HostSeries:
             {name: level for name, own in self.waiting.items() if (level := own.level())},
             tuple(nic.series() for _, nic in sorted(self.nics.items())),
             tuple(rank.series() for rank in self.ranks.values()),
-            tuple(self.events), self.events_seen - len(self.events), cost.mean if cost else None,
+            tuple(self.events), self.events_seen - len(self.events), round(sum(costs), 3) if costs else None,
         )  # fmt: skip
         return {"watch": watch, "job": self._job(), "kernel_log": self._kernel_log()}
 

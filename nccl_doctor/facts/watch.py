@@ -15,42 +15,43 @@ class Level(msgspec.Struct, frozen=True):
     """A quantity over all samples that told it."""
 
     samples: Count
-    mean: float
-    low: float
-    high: float
+    mean: Amount
+    low: Amount
+    high: Amount
 
 
-class GpuSeries(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuSeries(msgspec.Struct, frozen=True):
     """One GPU. ``busy`` of its ``samples`` found it at work (utilisation of at least half); power, clock and temperature
-    are of those. ``throttled``: bit of NVML's clocks event reasons -> busy samples that had it. ``rises``: by how much an
-    error counter rose. ``refused``: what it did not tell, and why.
+    are of those, and so is ``throttled``: bit of NVML's clocks event reasons -> samples that had it.
+
+    ``rises``: by how much an error counter rose. ``refused``: what it did not tell at last, and why (``not supported``).
     """
 
     index: Count
     samples: Count
-    busy: Count = 0
-    utilization_percent: Level | None = None
-    temperature_c: Level | None = None
-    power_w: Level | None = None
-    clock_sm_mhz: Level | None = None
-    power_limit_w: Amount | None = None
-    memory_share: Level | None = None
-    memory_total_bytes: Count | None = None
-    throttled: dict[str, Count] = {}
-    throttle_known: Count = 0  # busy samples that told the reasons
-    rises: dict[str, Count] = {}
-    refused: dict[str, str] = {}
+    busy: Count
+    utilization_percent: Level | None
+    temperature_c: Level | None
+    power_w: Level | None
+    clock_sm_mhz: Level | None
+    memory_share: Level | None
+    power_limit_w: Amount | None
+    memory_total_bytes: Count | None
+    throttled: dict[str, Count]
+    throttle_known: Count  # busy samples that told the reasons
+    rises: dict[str, Count]
+    refused: dict[str, str]
 
 
-class NicSeries(msgspec.Struct, frozen=True, omit_defaults=True):
+class NicSeries(msgspec.Struct, frozen=True):
     """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate."""
 
     name: str
-    rate_bytes_per_s: Amount | None = None  # None: the driver does not tell
-    received_bytes_per_s: Level | None = None
-    sent_bytes_per_s: Level | None = None
-    full: Count = 0
-    rises: dict[str, Count] = {}
+    rate_bytes_per_s: Amount | None  # None: the driver does not tell
+    received_bytes_per_s: Level | None
+    sent_bytes_per_s: Level | None
+    full: Count
+    rises: dict[str, Count]
 
     @property
     def rdma(self) -> bool:
@@ -58,15 +59,16 @@ class NicSeries(msgspec.Struct, frozen=True, omit_defaults=True):
         return "/" in self.name
 
 
-class RankSeries(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankSeries(msgspec.Struct, frozen=True):
     """A process that bears a rank. ``ended_s``: when it was missing for the first time; None while it lives."""
 
     pid: Count
+    samples: Count
     first_s: Amount
     last_s: Amount
-    cpu_percent: Level | None = None  # of one CPU
-    resident_bytes: Points = ()
-    ended_s: Amount | None = None
+    ended_s: Amount | None
+    cpu_percent: Level | None  # of one CPU
+    resident_bytes: Points
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -91,7 +93,7 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
-class Watch(Fact, frozen=True, omit_defaults=True):
+class Watch(Fact, frozen=True):
     """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI)."""
 
     PROBE: ClassVar[str] = "watch"
@@ -99,17 +101,17 @@ class Watch(Fact, frozen=True, omit_defaults=True):
     seconds: Amount  # the watch, from the host's first connection to the end
     every_s: Amount
     samples: Count
-    gaps: tuple[Gap, ...] = ()
-    gpus: tuple[GpuSeries, ...] = ()
-    gpus_why: str = ""  # why there are no samples of GPUs, or none to the end
-    cpu_percent: Level | None = None  # of all CPUs
-    memory_total_bytes: Count | None = None
-    memory_available_bytes: Points = ()
-    swapped_pages: Count | None = None
-    killed: Count | None = None  # processes, by the kernel, for want of memory
-    waiting: dict[str, Level] = msgspec.field(default_factory=dict)
-    nics: tuple[NicSeries, ...] = ()
-    ranks: tuple[RankSeries, ...] = ()
-    events: tuple[Event, ...] = ()
-    events_left_off: Count = 0
-    cost_percent: Amount | None = None  # CPU time of the agent itself, of one CPU
+    gaps: tuple[Gap, ...]
+    gpus: tuple[GpuSeries, ...]
+    gpus_why: str  # why there are no samples of GPUs, or none to the end
+    cpu_percent: Level | None  # of all CPUs
+    memory_total_bytes: Count | None
+    memory_available_bytes: Points
+    swapped_pages: Count | None
+    killed: Count | None  # processes, by the kernel, for want of memory
+    waiting: dict[str, Level]
+    nics: tuple[NicSeries, ...]
+    ranks: tuple[RankSeries, ...]
+    events: tuple[Event, ...]
+    events_left_off: Count
+    cost_percent: Amount | None  # CPU time of our own agent, of one CPU

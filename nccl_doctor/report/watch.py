@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.collect.watch_series import THROTTLES, HostSeries
@@ -15,13 +15,14 @@ from nccl_doctor.facts.watch import Event, GpuSeries, Level, Watch
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import is_live, print_again, print_hanging
-from nccl_doctor.rules.nvidia import reasons
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch import Answer
 
-SUMMARY_S = 60.0  # between summary lines where there is no terminal
+SUMMARY_SAMPLES = 12  # from one summary line to the next, where there is no terminal
 EVENTS_SHOWN = 8
-_COLUMNS = ("host", "GPU", "use %", "C", "W", "MHz", "mem %", "CPU %", "free GiB", "net Gb/s", "ranks", "")
+_COLUMNS = ("host", "GPU", "use%", "C", "W", "MHz", "mem%", "CPU%", "freeGiB", "Gb/s", "ranks", "")
+_REMARK = 12  # columns that a name leaves to the remark
+_SHORT = ((0x40, "HOT"), (0x20, "HOT (driver)"), (0x80, "POWER BRAKE"), (0x08, "SLOWED"))
 _SEVERE = {"killed": "bold red", "rank-ended": "bold red", "silent": "bold red", "throttle": "yellow", "link": "yellow"}
 
 
@@ -62,9 +63,9 @@ def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
             continue
         for number, (index, told) in enumerate(chosen or [(-1, {})]):
             used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
-            why = ", ".join(reasons(_reasons(told)))
+            why = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
             cells = (
-                visible(host.name) if number == 0 else "",
+                visible(host.name),
                 str(index) if index >= 0 else "-",
                 *(
                     _number(told.get(name))
@@ -114,9 +115,9 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
         silent = f"silent {duration(sum(gap.to_s - gap.from_s for gap in watch.gaps))}" if watch.gaps else ""
         for number, gpu in enumerate(chosen or [None]):
             share = _throttled(gpu) if gpu else 0.0
-            note = [silent if number == 0 else "", f"throttled {share:.0%} of busy time" if share else ""]
+            note = [silent if number == 0 else "", f"throttled {share:.0%}" if share else ""]
             cells = (
-                visible(name) if number == 0 else "",
+                visible(name),
                 "-" if gpu is None else str(gpu.index),
                 *(
                     _number(own_value)
@@ -141,24 +142,41 @@ def _throttled(gpu: GpuSeries) -> float:
     return max(counts) / gpu.throttle_known if counts and gpu.throttle_known else 0.0
 
 
-def table(rows: Sequence[Row], room: int | None = None) -> Table:
-    """The table; where there is ``room`` for fewer lines, those in trouble come first and the rest is counted."""
-    made = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_edge=False)
-    for number, heading in enumerate(_COLUMNS):
-        ends = number in (0, len(_COLUMNS) - 1)
-        made.add_column(
-            heading, justify="left" if ends else "right", no_wrap=True, overflow="ellipsis" if ends else "fold"
-        )
+def table(rows: Sequence[Row], width: int, room: int | None = None) -> Text:
+    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole.
+
+    Where there is ``room`` for fewer lines, those in trouble come first and the rest is counted.
+    """
     shown = list(rows)
     if room is not None and len(rows) > room:
         shown = sorted(rows, key=lambda row: -row.trouble)[: max(1, room - 1)]
-    for row in shown:
-        made.add_row(*(Text(cell) for cell in row.cells), style=("", "yellow", "bold red")[row.trouble])
+    lines = [_COLUMNS, *(row.cells for row in shown)]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    widths[0] = max(
+        len(_COLUMNS[0]), min(widths[0], width - sum(widths[1:-1]) - len(widths) - min(widths[-1], _REMARK))
+    )
+    kept = [column for column in range(len(widths)) if sum(widths[: column + 1]) + column <= width]
+    left = width - sum(widths[column] for column in kept) - len(kept)
+    text = Text(no_wrap=True)
+    for number, line in enumerate(lines):
+        cells = [
+            set_cell_size(line[0], widths[0])
+            if cell_len(line[0]) <= widths[0]
+            else f"{set_cell_size(line[0], widths[0] - 1)}…",
+            *(f"{line[column]:>{widths[column]}}" for column in kept if 0 < column < len(widths) - 1),
+        ]
+        remark = line[-1]
+        if len(widths) - 1 in kept:
+            cells.append(remark)
+        elif remark and left > 1:
+            cells.append(remark if cell_len(remark) <= left else f"{set_cell_size(remark, left - 1)}…")
+        style = "dim" if number == 0 else ("", "yellow", "bold red")[shown[number - 1].trouble]
+        text.append(" ".join(cells).rstrip() + "\n", style)
     if len(rows) > len(shown):
-        left = rows and sorted(rows, key=lambda row: -row.trouble)[len(shown) :]
-        bad = sum(row.trouble > 0 for row in left)
-        made.add_row(Text(f"... {len(left)} more lines, {bad} in trouble", "dim"))
-    return made
+        bad = sum(row.trouble > 0 for row in rows) - sum(row.trouble > 0 for row in shown)
+        text.append(f"... {len(rows) - len(shown)} more lines, {bad} of them in trouble\n", "dim")
+    text.rstrip()
+    return text
 
 
 def told(event: Event) -> Text:
@@ -172,7 +190,6 @@ class LiveWatch:
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self._console, self._verbose = console, verbose
-        self._picture: Callable[[], Table] | None = None
         self._summed_s = 0.0
         self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
 
@@ -193,8 +210,8 @@ class LiveWatch:
         """Draw the table again; without a terminal a line now and then."""
         if self._live:
             rows = live_rows(hosts, self._verbose)
-            self._live.update(table(rows, max(2, self._console.height - 3)), refresh=True)
-        elif now_s - self._summed_s >= SUMMARY_S:
+            self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
+        elif now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s:
             self._summed_s = now_s
             self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
 
@@ -202,10 +219,12 @@ class LiveWatch:
 def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
     silent = sum(bool(host.silent) for host in hosts)
-    gpus = [gpu.now for host in hosts if not host.silent for gpu in host.gpus.values()]
+    answering = [host for host in hosts if not host.silent]
+    gpus = [gpu.now for host in answering for gpu in host.gpus.values()]
+    taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
-    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer"]
+    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:
@@ -222,7 +241,7 @@ def render(answer: Answer, console: Console, *, verbose: bool = False, saved: st
     report_console.body(report, console, verbose)
     if answer.hosts:
         rows = whole_rows(answer.hosts, verbose)
-        console.print(table(rows, None if verbose else 20))
+        console.print(table(rows, console.width, None if verbose else 20), soft_wrap=True)
         console.print()
     shown = answer.events if verbose else answer.events[-EVENTS_SHOWN:]
     if len(answer.events) > len(shown):

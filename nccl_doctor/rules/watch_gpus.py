@@ -12,10 +12,11 @@ from nccl_doctor.facts.watch import GpuSeries, Level, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules import xids
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
-from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS
+from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS, need_fields
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
+_LINK_COUNTERS = ("nvlink_recoveries", "nvlink_replays")
 PEERS = 4  # fewer tell no outlier
 _SAME_LOAD = 10  # points of utilisation
 _CAP = 0x4
@@ -60,12 +61,12 @@ class Gpu(NamedTuple):
 
 def sampled(host: Host) -> list[Gpu]:
     """The GPUs of a host; empty where it has none, ``MissingFact`` where too little was seen of them."""
-    watch, fact = host.need(Watch), host.want(GpuFact)
-    if fact is not None and not fact.has_hardware:
+    watch, fact = host.need(Watch), host.need(GpuFact)
+    if not fact.has_hardware:
         return []
-    if watch.gpus_why:
-        raise MissingFact("GPUs over time", watch.gpus_why)
-    known = {device.index: device for device in fact.gpus} if fact else {}
+    if watch.gpus_why or not watch.gpus:
+        raise MissingFact("GPUs over time", watch.gpus_why or "no sample")
+    known = {device.index: device for device in fact.gpus}
     if lost := sorted(known.keys() - {gpu.index for gpu in watch.gpus}):
         raise MissingFact("GPUs over time", f"no sample of GPU {', '.join(map(str, lost))}")
     least = value("watch.samples")
@@ -82,10 +83,19 @@ def _with_gpus(host: Host) -> list[Gpu]:
 
 
 def _need_told(gpus: Sequence[Gpu], what: str, *fields: str) -> None:
+    """``MissingFact`` where a GPU did not tell one of these levels or counters, although its driver knows them."""
     for gpu in gpus:
         for field in fields:
-            if why := gpu.series.refused.get(field):
-                raise MissingFact(what, why)
+            told = getattr(gpu.series, field) if hasattr(gpu.series, field) else gpu.series.rises.get(field)
+            if told is None and gpu.series.refused.get(field) != "not supported":
+                raise MissingFact(what, gpu.series.refused.get(field) or "not told")
+
+
+def _need_reasons(gpus: Sequence[Gpu]) -> None:
+    for gpu in gpus:
+        if gpu.series.throttle_known < gpu.series.busy:
+            why = gpu.series.refused.get("throttle_reasons") or "not told by every sample"
+            raise MissingFact("throttle reasons over time", why)
 
 
 def _need_busy(gpus: Sequence[Gpu], what: str) -> None:
@@ -139,11 +149,13 @@ def throttled(host: Host, plan: Plan) -> Iterator[Finding]:
                 ),
                 _COOL if id.endswith("-thermal") else _SUPPLY,
                 places=[gpu.place],
-                explains=("gpu.thermal-power.slow-clock", "watch.straggler"),
+                explains=("gpu.thermal-power.slow-clock", "gpu.thermal-power.hotter", "watch.straggler"),
             )
     yield from _capped(host, gpus)
-    _need_told(gpus, "throttle reasons over time", "throttle_reasons", "utilization_percent")
     _need_busy(gpus, "throttling under load")
+    _need_reasons(gpus)
+    _need_told(gpus, "power limit over time", "power_limit_w")
+    need_fields([gpu.device for gpu in gpus if gpu.device], "power limit", "power_default_w")
 
 
 def _capped(host: Host, gpus: Sequence[Gpu]) -> Iterator[Finding]:
@@ -178,6 +190,16 @@ def _alike(fleet: Fleet) -> list[list[Gpu]]:
     if not alike:
         raise SkipRule(f"fewer than {PEERS} busy GPUs of one model to compare")
     return alike
+
+
+def _lack(fleet: Fleet, what: str, *fields: str) -> None:
+    """What busy GPUs did not tell becomes unknown."""
+    for group in _alike(fleet):
+        for gpu in group:
+            try:
+                _need_told([gpu], what, *fields)
+            except MissingFact as gap:
+                fleet.lack(gap.what, gap.why, gpu.host.name)
 
 
 def _mean(level: Level | None) -> float:
@@ -237,6 +259,7 @@ def unlike_peers(fleet: Fleet) -> Iterator[Finding]:
             places=[gpu.place],
             fixes=(Fix("see its clocks and why they are low", "nvidia-smi -q -d CLOCK,PERFORMANCE", gpu.host.name),),
         )
+    _lack(fleet, "what its GPUs do", "utilization_percent", "temperature_c", "clock_sm_mhz", "power_w")
 
 
 @fleet_rule(WATCH, "watch.straggler")
@@ -275,6 +298,7 @@ def straggler(fleet: Fleet) -> Iterator[Finding]:
                 places=[gpu.place],
                 fixes=(Fix("see where each rank stands", "nccl-doctor hang --hosts HOSTFILE"), _LOOK),
             )
+    _lack(fleet, "what its GPUs do", "utilization_percent", "power_w")
 
 
 @host_rule(WATCH, "watch.gpu-idle")
@@ -338,7 +362,7 @@ def memory_full(host: Host, plan: Plan) -> Iterator[Finding]:
                 ),
                 places=[gpu.place],
             )
-    _need_told(gpus, "GPU memory over time", "memory_used_bytes", "memory_total_bytes")
+    _need_told(gpus, "GPU memory over time", "memory_share", "memory_total_bytes")
 
 
 @host_rule(WATCH, "gpu.ecc.uncorrectable", "gpu.nvlink.errors", "gpu.pcie.replays")
@@ -347,11 +371,11 @@ def gpu_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus, seconds = _with_gpus(host), host.need(Watch).seconds
     for gpu in gpus:
         rises = gpu.series.rises
-        links = {name: rises.get(f"nvlink_{name}", 0) for name in ("recoveries", "replays")}
+        recoveries, replays = (rises.get(name, 0) for name in _LINK_COUNTERS)
         told = (
             ("gpu.ecc.uncorrectable", "uncorrectable ECC errors", rises.get("ecc_uncorrected_volatile", 0), 1.0),
-            ("gpu.nvlink.errors", "NVLink recoveries", links["recoveries"], value("gpu.nvlink.recovery.warn")),
-            ("gpu.nvlink.errors", "NVLink replays", links["replays"], value("gpu.nvlink.replay.warn")),
+            ("gpu.nvlink.errors", "NVLink recoveries", recoveries, value("gpu.nvlink.recovery.warn")),
+            ("gpu.nvlink.errors", "NVLink replays", replays, value("gpu.nvlink.replay.warn")),
             ("gpu.pcie.replays", "PCIe replays", rises.get("pcie_replays", 0), value("watch.pcie.replays") * seconds),
         )
         for id, what, rise, limit in told:
@@ -363,7 +387,7 @@ def gpu_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                     gpu.proof(f"{what}: +{rise} in {duration(seconds)}"),
                     places=[gpu.place],
                 )
-    _need_told(gpus, "GPU error counters over time", "ecc_uncorrected_volatile", "pcie_replays")
+    _need_told(gpus, "GPU error counters over time", "ecc_uncorrected_volatile", "pcie_replays", *_LINK_COUNTERS)
 
 
 @host_rule(WATCH, *xids.IDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import StatisticsError, correlation, linear_regression
+
+import msgspec
 
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job
@@ -19,6 +21,7 @@ from nccl_doctor.rules.units import duration, size
 
 _QUOTED = 3
 _WHO = Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head; df -h /dev/shm")
+_NIC_ERRORS = ("rx_errors", "tx_errors")
 _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_xmit_discards")
 
 
@@ -63,67 +66,79 @@ class _Trend:
         return self.fit >= value("watch.growth.fit") and abs(self.change) >= value("watch.growth.share") * total
 
 
-@host_rule(WATCH, "sys.host-oom.growing")
-def memory_growth(host: Host, plan: Plan) -> Iterator[Finding]:
-    """No rank's memory, and not the host's, grows so steadily that it would be full within a day.
+@fleet_rule(WATCH, "sys.host-oom.rank-grows", "sys.host-oom.growing")
+def memory_growth(fleet: Fleet) -> Iterator[Finding]:
+    """No rank's memory, and no host's, grows so steadily that it would be full within a day.
 
     A straight line is laid through the samples. What grows at the start of a job (caches, loaders) may stop: a warning.
     """
-    watch = host.need(Watch)
-    least, total = value("watch.growth.samples"), watch.memory_total_bytes
-    if watch.samples < least:
-        raise MissingFact("growth of memory", f"{watch.samples} samples tell no trend, {least:.0f} may: watch longer")
-    if not total or not watch.memory_available_bytes:
-        raise MissingFact("growth of memory", "/proc/meminfo does not tell")
-    left = watch.memory_available_bytes[-1][1]
-    whole = _Trend(watch.memory_available_bytes)
-    growing = []
-    for series in watch.ranks:
-        trend = _Trend(series.resident_bytes)
-        if series.ended_s is None and trend.slope > 0 and trend.steady(total):
-            growing.append((trend, series))
-    sinking = -whole.slope if whole.slope < 0 and whole.steady(total) else 0.0
-    told = sum(trend.slope for trend, _ in growing)
-    speed = max(told, sinking)
-    if not speed or left / speed > value("watch.growth.horizon"):
-        return
-    names = few([_name(host, series) for _, series in growing])
-    by_ranks = told >= 0.5 * speed
-    what = f"{names} grow{'s' if len(growing) == 1 else ''}" if by_ranks else "the host's free memory sinks"
+    watches, least = fleet.every(Watch), value("watch.growth.samples")
+    ranks = [rank for job in jobs_of(fleet) for rank in job.ranks.values()]
+    for host, watch in watches.items():
+        if watch.samples < least:
+            fleet.lack("growth of memory", f"fewer than {least:.0f} samples tell no trend: watch longer", host)
+        elif not watch.memory_total_bytes or not watch.memory_available_bytes:
+            fleet.lack("growth of memory", "/proc/meminfo does not tell", host)
+        else:
+            own = [(rank, series) for rank in ranks if rank.host == host and (series := _series(watches, rank))]
+            yield from _growth(fleet, host, watch, watch.memory_total_bytes, own)
+
+
+def _growth(
+    fleet: Fleet, host: str, watch: Watch, total: int, ranks: Sequence[tuple[Rank, RankSeries]]
+) -> Iterator[Finding]:
     first, last = watch.memory_available_bytes[0], watch.memory_available_bytes[-1]
-    yield host.finding(
-        "sys.host-oom.growing",
-        Severity.WARN,
-        f"{what} by {size(3600 * speed)} an hour: the host's memory is full in about {duration(left / speed)}",
-        [
-            *(
-                Evidence(
-                    f"resident {size(series.resident_bytes[0][1])} -> {size(series.resident_bytes[-1][1])} "
-                    f"in {duration(series.last_s - series.first_s)}, R squared {trend.fit:.2f}",
-                    f"/proc/{series.pid}/stat",
-                    host=host.name,
-                )
-                for trend, series in growing[:_QUOTED]
-            ),
-            Evidence(
-                f"MemAvailable {size(first[1])} -> {size(last[1])} in {duration(last[0] - first[0])}, R squared {whole.fit:.2f}",
-                "/proc/meminfo",
-                host=host.name,
-            ),
-        ],
-        _WHO if not by_ranks else Fix(
-            "look for what is kept from step to step: losses with their graph, lists of a Dataset that workers copy, caches",
-            f"sudo py-spy dump --nonblocking --pid {growing[0][1].pid}",
-        ),
-        confidence=0.7,
-    )  # fmt: skip
+    whole = _Trend(watch.memory_available_bytes)
+    least = value("watch.growth.samples")
+    alive = [(rank, series) for rank, series in ranks if series.ended_s is None]
+    if young := [rank.label for rank, series in alive if series.samples < least]:
+        fleet.lack(f"growth of {few(young)}", f"fewer than {least:.0f} samples tell no trend", host)
+    old = [(rank, series.resident_bytes) for rank, series in alive if series.samples >= least]
+    trends = [(rank, points, _Trend(points)) for rank, points in old]
+    growing = [told for told in trends if told[2].slope > 0 and told[2].steady(total)]
+    seconds = last[0] - first[0]
+    available = f"MemAvailable {size(first[1])} -> {size(last[1])} in {duration(seconds)}, R squared {whole.fit:.2f}"
+    speed = sum(trend.slope for _, _, trend in growing)
+    if speed and last[1] / speed <= value("watch.growth.horizon"):
+        names = few([rank.label for rank, _, _ in growing])
+        look = "see what is kept from step to step: losses with their graph, lists that DataLoader workers copy, caches"
+        yield finding(
+            "sys.host-oom.rank-grows",
+            Severity.WARN,
+            f"{names} grow{'s' if len(growing) == 1 else ''} by {_pace(speed, last[1])}",
+            [
+                *(
+                    Evidence(
+                        f"resident {size(points[0][1])} -> {size(points[-1][1])} in "
+                        f"{duration(points[-1][0] - points[0][0])}, R squared {trend.fit:.2f}",
+                        f"/proc/{rank.process.pid}/stat",
+                        host=host,
+                    )
+                    for rank, points, trend in growing[:_QUOTED]
+                ),
+                Evidence(available, "/proc/meminfo", host=host),
+            ],
+            hosts=(host,),
+            places=places(rank for rank, _, _ in growing),
+            fixes=(Fix(look, f"sudo py-spy dump --nonblocking --pid {growing[0][0].process.pid}", host),),
+            confidence=0.7,
+        )
+    rest = -whole.slope - speed  # what the ranks do not explain
+    if rest > speed and whole.steady(total) and last[1] / rest <= value("watch.growth.horizon"):
+        yield finding(
+            "sys.host-oom.growing",
+            Severity.WARN,
+            f"the host's free memory sinks by {_pace(rest, last[1])}"
+            + (", beside what its ranks take" if speed else ""),
+            Evidence(available, "/proc/meminfo", host=host),
+            hosts=(host,),
+            fixes=(msgspec.structs.replace(_WHO, host=host),),
+            confidence=0.7,
+        )
 
 
-def _name(host: Host, series: RankSeries) -> str:
-    job = host.want(Job)
-    found = [process for process in job.processes if process.pid == series.pid] if job else []
-    number = found[0].environment.get("RANK", "") if found else ""
-    return f"rank {number} (pid {series.pid})" if number else f"the rank with pid {series.pid}"
+def _pace(speed: float, left: float) -> str:
+    return f"{size(3600 * speed)} an hour: the host's memory is full in about {duration(left / speed)}"
 
 
 @host_rule(WATCH, "sys.host-oom.killed-now", "sys.host-oom.swapping")
@@ -155,16 +170,22 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
             (f"pswpin, pswpout +{pages} pages{where}", "/proc/vmstat"),
             _WHO,
         )
-    if watch.killed is None:
-        raise MissingFact("kills for want of memory", "/proc/vmstat does not tell (Linux before 4.13)")
+    if watch.killed is None or watch.swapped_pages is None:
+        raise MissingFact("kills for want of memory, swapping", "/proc/vmstat does not tell (Linux before 4.13)")
 
 
 @host_rule(WATCH, "net.link-flapping", "ib.link-flapping", "ib.errors.rising", "net.interface-errors")
 def links(host: Host, plan: Plan) -> Iterator[Finding]:
-    """No link goes down, and no error counter of an interface or RDMA port rises."""
+    """No link goes down, and no error counter of an interface or RDMA port rises, as far as its driver counts them."""
     watch = host.need(Watch)
     for nic in watch.nics:
         yield from _nic(host, nic, max(1.0, watch.seconds))
+    if not watch.nics:
+        raise MissingFact("network interfaces over time", "none was seen")
+    for nic in watch.nics:
+        names = {*_PORT_ERRORS, "link_downed"} if nic.rdma else {*_NIC_ERRORS, "losses"}
+        if nic.rises.keys() & names and (lacking := names - nic.rises.keys()):
+            raise MissingFact("error counters over time", f"{nic.name}: {', '.join(sorted(lacking))} not readable")
 
 
 def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
@@ -186,7 +207,7 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
             places=place,
             explains=("ib.errors", "net.interface-errors"),
         )
-    names = _PORT_ERRORS if nic.rdma else ("rx_errors", "tx_errors")
+    names = _PORT_ERRORS if nic.rdma else _NIC_ERRORS
     limit = value("ib.errors.rate" if nic.rdma else "watch.network.errors") * seconds
     rises = {name: rise for name in names if (rise := nic.rises.get(name, 0)) and rise >= limit}
     if rises:
