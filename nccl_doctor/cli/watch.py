@@ -28,8 +28,8 @@ def _time(text: str) -> float:
     epilog=examples(
         {
             "watch --hosts hostfile": "until Ctrl-C",
-            "watch --hosts hostfile --for 10m": "a verdict after ten minutes",
-            "watch -H gpu[01-64] --every 30 --for 8h --save night.ndb": "keep what was seen",
+            "watch --hosts hostfile --for 10m": "then a verdict",
+            "watch -H gpu[01-64] --save night.ndb": "keep what was seen",
             "watch --from night.ndb --verbose": "judge it again, anywhere",
         },
         codes="0 nothing wrong was seen, 11 something was, 4 too little could be seen, 130 ended by Ctrl-C",

@@ -159,6 +159,9 @@ class _Watch:
                     if not series.gpus_why and session.alive:
                         self.tell(series.event(self.now_s, "gpus", why))
                     series.gpus_why = why
+                    told = self.gpus[name]
+                if told.outcome is Outcome.OK and told.data["nvml"]["outcome"] == "not-run":
+                    return  # the host has none
                 if session.alive:
                     self.over.wait(GPUS_AGAIN_S)
             self.over.wait(1.0)

@@ -20,6 +20,7 @@ EVENTS = 500
 LINES_TOLD = 5  # of the kernel log, at once: a flood has no more to say
 LINES_KEPT = 500
 RANKS_KEPT = 2048
+NICS_KEPT = 256
 _GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries")
 _PORT_DATA = {"rx_bytes": "port_rcv_data", "tx_bytes": "port_xmit_data"}
 
@@ -44,7 +45,7 @@ class Running:
         """None where nothing was added."""
         if not self.samples:
             return None
-        return Level(self.samples, round(self._total / self.samples, 3), round(self._low, 3), round(self._high, 3))
+        return Level(self.samples, round(self._total / self.samples, 6), round(self._low, 6), round(self._high, 6))
 
 
 class Cost:
@@ -117,14 +118,14 @@ class _Gpu:
         self.refused: dict[str, str] = {}
         self._throttled_s: dict[str, float] = {}
 
-    def take(self, told: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
-        """Kind and text of what begins with this sample."""
+    def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
+        """Kind and text of what begins with this sample. Idle times count while a job runs."""
         self.now, self.samples = told, self.samples + 1
         self.refused = {str(name): str(why) for name, why in dict(told.get("refused") or {}).items()}
         use, used, total = (
             told.get(name) for name in ("utilization_percent", "memory_used_bytes", "memory_total_bytes")
         )
-        self.levels["utilization_percent"].add(use)
+        self.levels["utilization_percent"].add(use if job_runs else None)
         self.levels["memory_share"].add(used / total if used is not None and total else None)
         for name in _GPU_COUNTERS:
             self.rises.add(name, told.get(name))
@@ -249,10 +250,11 @@ class HostSeries:
         """A sample of all GPUs."""
         self.gpus_why = ""
         self.costs[1].add(step)
+        job_runs = not self.ranks or any(rank.ended_s is None for rank in self.ranks.values())
         return [
             self.event(now_s, *begun)
             for told in step["samples"]
-            for begun in self.gpus.setdefault(told["index"], _Gpu(told["index"])).take(told, now_s)
+            for begun in self.gpus.setdefault(told["index"], _Gpu(told["index"])).take(told, now_s, job_runs)
         ]
 
     def take(self, sample: Mapping[str, Any], now_s: float) -> list[Event]:
@@ -277,6 +279,9 @@ class HostSeries:
             gbps = Port(0, rate=port["rate"]).gbps
             rate = gbps * 1e9 / 8 if gbps else None
             yield from self.nics.setdefault(name, _Nic(name)).take(counters, rate, at_s)
+        if len(self.nics) > NICS_KEPT:  # those of containers come and go
+            here = {*sample["interfaces"], *sample["ports"]}
+            self.nics = {name: nic for name, nic in self.nics.items() if name in here}
         yield from self._ranks(sample, at_s, now_s)
         yield from self._log(sample["log"])
 

@@ -248,6 +248,8 @@ def render(answer: Answer, console: Console, *, verbose: bool = False, saved: st
         console.print(Text(f"  ... {len(answer.events) - len(shown)} earlier events (--verbose shows all)", "dim"))
     for event in shown:
         print_hanging(console, told(event), 2, 12)
+    for note in () if verbose else report_console.notes(report):
+        print_hanging(console, Text(f"{'note':<13}", "cyan").append_text(note), 2, 13)
     for gap in report_console.not_checked(report, verbose):
         print_hanging(console, Text(f"{'not checked':<13}", "yellow").append_text(gap), 2, 13)
     report_console.tail(report, console, saved, exit_code)

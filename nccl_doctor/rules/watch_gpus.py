@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import GpuSeries, Level, Watch
@@ -13,6 +14,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules import xids
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS, need_fields
+from nccl_doctor.rules.ranks import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
@@ -98,12 +100,22 @@ def _need_reasons(gpus: Sequence[Gpu]) -> None:
             raise MissingFact("throttle reasons over time", why)
 
 
+def _unused(gpu: Gpu) -> bool:
+    """Whether it was never at work, and held next to nothing: no rank's."""
+    share, total = gpu.series.memory_share, gpu.series.memory_total_bytes
+    return bool(not gpu.series.busy and share and total and share.high * total < value("gpu.memory-used.idle"))
+
+
 def _need_busy(gpus: Sequence[Gpu], what: str) -> None:
-    """``MissingFact`` where a GPU was too rarely at work: what it does under load is not known."""
+    """``MissingFact`` where a GPU was too rarely at work: what it does under load is not known.
+
+    Beside others that were, one that nobody used is none of the job's.
+    """
     least = value("watch.samples")
-    idle = [gpu.series.index for gpu in gpus if gpu.series.busy < least]
+    working = any(gpu.series.busy >= least for gpu in gpus)
+    idle = [gpu.series.index for gpu in gpus if gpu.series.busy < least and not (working and _unused(gpu))]
     if idle:
-        which = f"GPU{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}"
+        which = f"GPU{'s' if len(idle) > 1 else ''} {ranges(idle)}"
         raise MissingFact(what, f"{which}: fewer than {least:.0f} samples found work there: is the job running?")
 
 
@@ -178,14 +190,19 @@ def _capped(host: Host, gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _alike(fleet: Fleet) -> list[list[Gpu]]:
-    """The busy GPUs of the fleet, those of one model together; ``SkipRule`` where none has enough peers."""
+    """The busy GPUs of one model and job, together; ``SkipRule`` where none has enough peers."""
     found = [gpu for gpus in fleet.of_each(sampled).values() for gpu in gpus]
-    if not found:
-        raise SkipRule("no NVIDIA GPU on any host" if not fleet.missing else "")
-    groups: dict[str, list[Gpu]] = {}
+    if not found and not fleet.missing:
+        raise SkipRule("no NVIDIA GPU on any host")
+    jobs: dict[str, list[str]] = {}
+    for job in jobs_of(fleet):
+        for host in job.hosts:
+            jobs.setdefault(host, []).append(job.id)
+    groups: dict[tuple[str, tuple[str, ...]], list[Gpu]] = {}
     for gpu in found:
         if gpu.series.busy >= value("watch.samples"):
-            groups.setdefault((gpu.device.name if gpu.device else None) or "", []).append(gpu)
+            model = (gpu.device.name if gpu.device else None) or ""
+            groups.setdefault((model, tuple(jobs.get(gpu.host.name, ()))), []).append(gpu)
     alike = [group for group in groups.values() if len(group) >= PEERS]
     if not alike:
         raise SkipRule(f"fewer than {PEERS} busy GPUs of one model to compare")
@@ -211,20 +228,20 @@ def _outliers(
 ) -> Iterator[tuple[Gpu, list[Gpu], float]]:
     """A GPU, its peers at the same load, and their median: where ``stands_out(series, median, median power)`` says so."""
     for group in _alike(fleet):
-        for gpu in group:
-            use = _mean(gpu.series.utilization_percent)
-            peers = [
-                other
-                for other in group
-                if other is not gpu
-                and of(other.series)
-                and abs(_mean(other.series.utilization_percent) - use) <= _SAME_LOAD
-            ]
-            if len(peers) < PEERS - 1 or not of(gpu.series):
-                continue
-            middle = median(_mean(of(other.series)) for other in peers)
-            if stands_out(gpu.series, middle, median(_mean(other.series.power_w) for other in peers)):
-                yield gpu, peers, middle
+        told = [gpu for gpu in group if of(gpu.series) and gpu.series.utilization_percent]
+        usual = median(_use(gpu) for gpu in told) if told else 0.0
+        told = [gpu for gpu in told if abs(_use(gpu) - usual) <= _SAME_LOAD / 2]
+        if len(told) < PEERS:
+            continue
+        middle = median(_mean(of(gpu.series)) for gpu in told)
+        power = median(_mean(gpu.series.power_w) for gpu in told)
+        for gpu in told:
+            if stands_out(gpu.series, middle, power):
+                yield gpu, [other for other in told if other is not gpu], middle
+
+
+def _use(gpu: Gpu) -> float:
+    return _mean(gpu.series.utilization_percent)
 
 
 @fleet_rule(WATCH, "gpu.thermal-power.hotter", "gpu.thermal-power.slow-clock")
@@ -271,28 +288,29 @@ def straggler(fleet: Fleet) -> Iterator[Finding]:
     (pipeline stages, experts, a parameter server) that is as it should be: a warning, and never certain.
     """
     for group in _alike(fleet):
-        full = [gpu for gpu in group if _mean(gpu.series.utilization_percent) >= 100 - _SAME_LOAD]
+        full = [gpu for gpu in group if _use(gpu) >= 100 - _SAME_LOAD]
+        if len(full) < max(PEERS - 1, 0.75 * len(group)):  # most are full, or nobody waits for one
+            continue
+        power = median(_mean(gpu.series.power_w) for gpu in full)
         for gpu in group:
-            others = [other for other in full if other is not gpu]
-            if len(others) < max(PEERS - 1, 0.75 * len(group)):  # most are full, or nobody waits for one
-                continue
-            power = median(_mean(other.series.power_w) for other in others)
-            own, use = _mean(gpu.series.power_w), _mean(gpu.series.utilization_percent)
-            draws = gpu in full and power > 0 and own >= value("watch.straggler.power") * power
+            others = [other for other in full if other is not gpu][:2]
+            own, use = _mean(gpu.series.power_w), _use(gpu)
+            draws = use >= 100 - _SAME_LOAD and power > 0 and own >= value("watch.straggler.power") * power
             late = use <= 100 - value("watch.straggler.utilization")
             if not (draws or late):
                 continue
+            count = len(full) - draws
             what = f"draws {own:.0f} W" if draws else f"is busy for {use:.0f} % of the time"
             rest = f"{power:.0f} W" if draws else "100 %"
             why = "" if draws else ": its host side (data loading, Python) may keep it"
             yield finding(
                 "watch.straggler",
                 Severity.WARN,
-                f"GPU {gpu.label} of {gpu.host.name} {what}, {len(others)} others {rest} at full utilisation: "
+                f"GPU {gpu.label} of {gpu.host.name} {what}, {count} others {rest} at full utilisation: "
                 f"they may wait for it{why}",
                 [
                     one.proof(f"utilisation {_mean(one.series.utilization_percent):.0f} %, {_course(one)}")
-                    for one in (gpu, *others[:2])
+                    for one in (gpu, *others)
                 ],
                 confidence=0.5,
                 places=[gpu.place],
@@ -301,7 +319,7 @@ def straggler(fleet: Fleet) -> Iterator[Finding]:
     _lack(fleet, "what its GPUs do", "utilization_percent", "power_w")
 
 
-@host_rule(WATCH, "watch.gpu-idle")
+@host_rule(WATCH, "watch.gpu-idle", "watch.gpu-idle.unused")
 def idle(host: Host, plan: Plan) -> Iterator[Finding]:
     """The GPUs that the job uses are busy for most of the time; what else the host did is told beside it."""
     gpus = _with_gpus(host)
@@ -325,6 +343,15 @@ def idle(host: Host, plan: Plan) -> Iterator[Finding]:
             Fix("see in which line the ranks are", "nccl-doctor hang --hosts HOSTFILE"),
             places=[gpu.place for gpu in low],
             confidence=0.8,
+        )
+    unused = [gpu for gpu in gpus if used and _unused(gpu)]
+    if unused:
+        yield host.finding(
+            "watch.gpu-idle.unused",
+            Severity.INFO,
+            f"nobody used GPU{'s' if len(unused) > 1 else ''} {ranges(gpu.series.index for gpu in unused)}",
+            [gpu.proof("never at work, no memory held") for gpu in unused[:3]],
+            places=[gpu.place for gpu in unused],
         )
     _need_told(gpus, "utilisation over time", "utilization_percent")
     _need_busy(gpus, "utilisation under load")

@@ -66,7 +66,7 @@ class _Trend:
         return self.fit >= value("watch.growth.fit") and abs(self.change) >= value("watch.growth.share") * total
 
 
-@fleet_rule(WATCH, "sys.host-oom.rank-grows", "sys.host-oom.growing")
+@fleet_rule(WATCH, "sys.host-oom.growing.rank", "sys.host-oom.growing")
 def memory_growth(fleet: Fleet) -> Iterator[Finding]:
     """No rank's memory, and no host's, grows so steadily that it would be full within a day.
 
@@ -103,7 +103,7 @@ def _growth(
         names = few([rank.label for rank, _, _ in growing])
         look = "see what is kept from step to step: losses with their graph, lists that DataLoader workers copy, caches"
         yield finding(
-            "sys.host-oom.rank-grows",
+            "sys.host-oom.growing.rank",
             Severity.WARN,
             f"{names} grow{'s' if len(growing) == 1 else ''} by {_pace(speed, last[1])}",
             [
@@ -197,11 +197,14 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
         "check cable, transceiver and the switch port at the other end; look for what took it down",
         f"sudo dmesg -T | grep -i {device} | tail -20",
     )
+    moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
+    used = nic.rdma or moved >= value("watch.network.used")
     if downs:
         yield host.finding(
             "ib.link-flapping" if nic.rdma else "net.link-flapping",
-            Severity.FAIL,
-            f"the link of {nic.name} went down {downs} time{'s' if downs > 1 else ''} while it was watched",
+            Severity.FAIL if used else Severity.WARN,
+            f"the link of {nic.name}{'' if used else ', which carries next to nothing,'} went down {downs} "
+            f"time{'s' if downs > 1 else ''} while it was watched",
             (f"+{downs} in {duration(seconds)}", f"{base}/{'link_downed' if nic.rdma else 'carrier_down_count'}"),
             cable,
             places=place,

@@ -129,7 +129,7 @@ def test_a_leak_a_dead_rank_and_a_cut_connection(lab: Lab, ranks: dict[str, int]
     finally:
         watching.kill()
     assert answer["verdict"] == "faulty" and answer["reached"] == lab.hostnames
-    grown = found(answer, "sys.host-oom.rank-grows", "gpu02")
+    grown = found(answer, "sys.host-oom.growing.rank", "gpu02")
     assert f"rank 0 (pid {ranks['gpu02']})" in grown["title"], grown
     gone = found(answer, "hang.rank-gone.ended", "gpu03")
     assert f"rank 1 (pid {ranks['gpu03']})" in gone["title"], gone

@@ -276,6 +276,7 @@ NOT_TOLD = {
     "topology.TopologyFact.hypervisor": "of a virtual machine",
     "watch.Event": "of what happens",
     "watch.Gap": "of a host that fell silent",
+    "watch.RankSeries.ended_s": "of a rank that ended",
 }
 
 

@@ -35,7 +35,7 @@ def rank_process(rank: int, world: int, local: int) -> dict[str, Any]:
     return {
         "pid": 4000 + rank, "parent": 1, "role": "rank", "comm": "python", "program": "python3.11", "script": "train.py",
         "launcher": "torchrun", "uid": 1000, "start_ticks": 100, "age_s": 60.0, "namespace": "net:[1]", "rank_pid": 4000 + rank,
-        "environment": environment, "spawned": False, "placed": False, "options": {},
+        "environment": environment, "spawned": False, "placed": False,
     }  # fmt: skip
 
 

@@ -111,11 +111,18 @@ def _waiting(name: str) -> Optional[float]:
 
 
 def _interfaces() -> List[str]:
-    names = [
-        name for name in listed("/sys/class/net") if first_line("/sys/class/net/%s/type" % name) not in (None, "772")
+    """What has hardware, or an address that leads further: not the host's ends of its containers, nor their bridges."""
+    told = interfaces.kernel_addresses()
+    far = {item["name"] for item in told if not (item["loopback"] or item["address"].startswith(("169.254.", "fe80:")))}
+
+    def has(name: str, part: str) -> bool:
+        return os.path.exists(path("/sys/class/net/%s/%s" % (name, part)))
+
+    hardware = [name for name in listed("/sys/class/net") if has(name, "device")]
+    others = [
+        name for name in listed("/sys/class/net") if name in far and name not in hardware and not has(name, "bridge")
     ]
-    names.sort(key=lambda name: not os.path.exists(path("/sys/class/net/%s/device" % name)))
-    return names[:INTERFACES]
+    return (hardware + others)[:INTERFACES]
 
 
 def _interface(name: str) -> Dict[str, Any]:
