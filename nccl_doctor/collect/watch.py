@@ -92,6 +92,9 @@ class _Watch:
 
     def connected(self, name: str, found: Session | Reach) -> None:
         """A host was reached, or not: the first one does not wait for the last."""
+        if self.over.is_set():
+            close_all([found])
+            return
         with self.lock:
             self.reached[name] = found
             self.series[name].began_s = self.now_s
@@ -126,7 +129,7 @@ class _Watch:
             if self.over.is_set():
                 return
             with self.lock:
-                self.tell(series.fall_silent(self.now_s, result.why))
+                self.tell(series.fall_silent(self.now_s, result.detail or result.why))
             session.close()
             for pause_s in _pauses():
                 if self.over.wait(pause_s):
