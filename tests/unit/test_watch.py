@@ -7,13 +7,16 @@ import copy
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import watched
 from jsonschema import validate
@@ -24,17 +27,21 @@ from watched import GIB, Change, all_gpus, both, one_gpu
 from nccl_doctor import cli
 from nccl_doctor.agent import isolated, probing
 from nccl_doctor.agent.probes import kernel_log, watch
+from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, POINTS, HostSeries, Series
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle
-from nccl_doctor.facts.watch import Watch
+from nccl_doctor.facts.watch import Event, Watch
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import text_console
 from nccl_doctor.report.watch import LiveWatch, Row, live_rows, render, summary, table
 from nccl_doctor.rules.engine import WATCH, all_rules
 from nccl_doctor.rules.watch import Answer, examine, to_json
+from nccl_doctor.transport.base import ConnectOptions
+from tests.hardware_kit import machines
 
 cli._load_commands()
 DECLARED = {id for rule in all_rules() if rule.stage == WATCH for id in rule.ids}
@@ -307,6 +314,17 @@ def test_few_samples_tell_no_trend_and_fewer_tell_nothing() -> None:
     answer = told(watched.bundle({"gpu02": rank_memory(lambda now_s: now_s * GIB)}, samples=20))
     assert gaps(answer) == {("growth of memory", ("gpu01", "gpu02"))} and not answer.report.findings
     assert ("the host over time", ("gpu01", "gpu02")) in gaps(told(watched.bundle(samples=3)))
+
+
+def test_a_rank_that_came_late_has_no_trend_yet() -> None:
+    def late(now_s: float, sample: dict[str, Any]) -> None:
+        rank_memory(lambda now_s: now_s * GIB)(now_s, sample)
+        if now_s < 100:
+            del sample["ranks"]["4005"]
+
+    answer = told(watched.bundle({"gpu02": late}))
+    assert ("growth of rank 5 (pid 4005)", ("gpu02",)) in gaps(answer)
+    assert not [item for item in answer.report.findings if item.id == "sys.host-oom.growing.rank"]
 
 
 def test_a_rank_that_ended_while_the_others_went_on() -> None:
@@ -621,6 +639,78 @@ def test_times_are_read(text: str, seconds: float) -> None:
     from nccl_doctor.cli.watch import _time
 
     assert _time(text) == seconds
+
+
+# The way from a host to the fact
+
+
+class Restless:
+    """Stops the agent of the watched host once it has told something, lets it go on, and ends the watch when it is back."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.events: list[Event] = []
+        self.stopped: list[psutil.Process] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind == "silent":
+            for process in self.stopped:
+                process.resume()
+        if event.kind == "back":
+            self.run.interrupt()
+
+    def tick(self, now_s: float, hosts: Sequence[HostSeries]) -> None:
+        if hosts[0].samples and not self.stopped:
+            self.stopped = [one for one in psutil.Process().children() if "import sys;exec" in " ".join(one.cmdline())]
+            for process in self.stopped:
+                process.suspend()
+
+
+def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "SILENT_S", 0.5)
+    listener = Restless()
+    options = collect.WatchOptions(ConnectOptions(transport="local"), 0.1, 120.0)
+    listener.run = run = collect._Watch([HostEntry("here")], options, listener)
+    try:
+        run.start(run.connect)
+        run.look_on()
+    finally:
+        run.end()
+    assert listener.stopped and [event.kind for event in listener.events if event.kind != "kernel"][:2] == [
+        "silent",
+        "back",
+    ]
+    watched_host = run.facts(HostEntry("here"), run.now_s)
+    fact = watched_host.probes["watch"].fact(Watch)
+    assert fact.samples > 1 and fact.gaps and not fact.gaps[0].open and fact.gpus_why
+    assert set(watched_host.probes) == {"watch", "job", "kernel_log", "gpu"}
+    assert not [process for process in listener.stopped if process.is_running() and process.status() != "zombie"]
+
+
+def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
+    listener = Restless()
+    entries = [HostEntry("nosuch.invalid")]
+    bundle = collect.watch(entries, collect.WatchOptions(ConnectOptions(connect_s=2.0), 1.0, 600.0), listener)
+    answer = examine(bundle)
+    assert [event.kind for event in listener.events] == ["silent"] and "not reached" in listener.events[0].text
+    assert answer.report.exit_code() is ExitCode.NOTHING_CHECKED and answer.report.causes[0].id.startswith("host.")
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+def test_an_nvml_call_that_hangs_is_named(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path, gpus=2, nics=0)
+    machine.settings.update(hang="nvmlDeviceGetTemperature", hang_gpu="1")
+    machine.write()
+    asked = {"watch_gpus": {"every_s": 0.1, "nvml_silence_s": 1.0}}
+    done = subprocess.run(
+        [sys.executable, str(machines.HERE / "run_probes.py"), json.dumps(asked)],
+        env=machine.environment(), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    result = json.loads(done.stdout)["watch_gpus"]
+    assert (
+        result["outcome"] == "timed-out" and "NVML call nvmlDeviceGetTemperature of GPU 1 did not" in result["detail"]
+    )
 
 
 # The agent's part

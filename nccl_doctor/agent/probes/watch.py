@@ -57,7 +57,10 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 @probe("watch_gpus", "watch", limit_s=LONGEST_S)
 def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """What NVML says of every GPU, every ``every_s`` seconds. Returns when NVML does not answer, and says which call."""
+    """What NVML says of every GPU, every ``every_s`` seconds. Returns when NVML does not answer, and says which call.
+
+    ``nvml_silence_s``: how long one call may take.
+    """
     every_s = float(arguments.get("every_s", EVERY_S))
     pynvml = gpu.find_pynvml()
     if pynvml is None:
@@ -72,12 +75,12 @@ def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
             last.clear()
             last.update(step)
 
-    silence_s = every_s + gpu.NVML_SILENCE_S
+    silence_s = every_s + float(arguments.get("nvml_silence_s", gpu.NVML_SILENCE_S))
     answer = isolated.call(
         lambda report: nvml.sample(pynvml, report, every_s),
         LONGEST_S,
         silence_s,
-        start_s=max(silence_s, gpu.NVML_START_S),
+        start_s=gpu.NVML_START_S,
         on_report=take,
     )
     if "failed" in last:
