@@ -63,6 +63,11 @@ def only(answer: Answer) -> Finding:
     return found
 
 
+def clean(answer: Answer) -> bool:
+    """Whether nothing is wrong and nothing unknown; a warning is something."""
+    return answer.report.verdict == "healthy" and not answer.report.causes
+
+
 def gaps(answer: Answer) -> set[tuple[str, tuple[str, ...]]]:
     """What is unknown, where."""
     return {(gap.what, gap.hosts) for gap in answer.report.unknown}
@@ -138,7 +143,7 @@ def test_hotter_than_its_peers_and_slower_than_they_are() -> None:
     ],
 )
 def test_who_works_harder_may_be_hotter_and_slower(change: Change) -> None:
-    assert told(watched.bundle(gpu_changes={"gpu02": change})).report.verdict == "healthy"
+    assert clean(told(watched.bundle(gpu_changes={"gpu02": change})))
 
 
 def test_gpus_of_another_job_are_no_peers() -> None:
@@ -201,7 +206,7 @@ def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
     gone = during(100, 999, all_gpus(utilization_percent=0, throttle_reasons=1))
     hosts = ("gpu01", "gpu02")
     answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
-    assert answer.report.verdict == "healthy" and len(answer.events) == 8
+    assert clean(answer) and len(answer.events) == 8
 
 
 def test_gpus_that_nobody_uses_beside_those_of_the_job_are_only_told() -> None:
@@ -243,7 +248,7 @@ def test_counters_that_a_gpu_does_not_have_are_no_gap() -> None:
                 del sample[field]
                 sample["refused"][field] = "not supported"
 
-    assert told(watched.bundle(gpu_changes={"gpu01": consumer, "gpu02": consumer})).report.verdict == "healthy"
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": consumer, "gpu02": consumer})))
 
 
 def test_gpu_memory_that_is_all_but_full() -> None:
@@ -269,7 +274,7 @@ def test_gpu_errors_that_rise(field: str, rise: int, id: str, severity: Severity
 
 def test_a_counter_that_was_reset_has_not_risen() -> None:
     change = during(0, 60, one_gpu(1, ecc_uncorrected_volatile=7))
-    assert told(watched.bundle(gpu_changes={"gpu01": change})).report.verdict == "healthy"
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": change})))
 
 
 def rank_memory(amount: Callable[[float], float]) -> Change:
@@ -307,7 +312,7 @@ def test_memory_that_sinks_beside_the_ranks() -> None:
     ],
 )
 def test_memory_that_does_not_grow_steadily_is_no_leak(amount: Callable[[float], float]) -> None:
-    assert told(watched.bundle({"gpu02": rank_memory(amount)})).report.verdict == "healthy"
+    assert clean(told(watched.bundle({"gpu02": rank_memory(amount)})))
 
 
 def test_few_samples_tell_no_trend_and_fewer_tell_nothing() -> None:
@@ -343,7 +348,7 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
         if now_s > 100:
             sample["ranks"] = {}
 
-    assert told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))).report.verdict == "healthy"
+    assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
 def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
@@ -467,7 +472,7 @@ def test_nvml_that_stops_answering_leaves_the_gpus_unknown() -> None:
 
 
 def test_hosts_without_gpus_are_judged_by_the_rest() -> None:
-    assert told(watched.bundle(gpus=0)).report.verdict == "healthy"
+    assert clean(told(watched.bundle(gpus=0)))
 
 
 # What is kept
@@ -683,7 +688,8 @@ def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest
     ]
     watched_host = run.facts(HostEntry("here"), run.now_s)
     fact = watched_host.probes["watch"].fact(Watch)
-    assert fact.samples > 1 and fact.gaps and not fact.gaps[0].open and fact.gpus_why
+    assert fact.samples > 1 and fact.gpus_why
+    assert fact.gaps[0].why.startswith("no sample for ") and not fact.gaps[0].open
     assert set(watched_host.probes) == {"watch", "job", "kernel_log", "gpu"}
     assert not [process for process in listener.stopped if process.is_running() and process.status() != "zombie"]
 
