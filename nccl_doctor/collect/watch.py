@@ -36,6 +36,7 @@ SILENT_SAMPLES = 3  # so many in a row are missing, and
 SILENT_S = 10.0  # for so long: a busy host may be late
 RECONNECT_S = (2.0, 5.0, 15.0)  # pauses before the attempts; the last one again and again
 GPUS_AGAIN_S = 60.0  # after NVML has not answered
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)  # what nonsense in a sample raises
 END_S = 3.0  # for threads to see that it is over
 
 
@@ -122,7 +123,11 @@ class _Watch:
 
         def take(sample: dict[str, Any]) -> None:
             with self.lock:
-                self.tell(*series.take(sample, self.now_s))
+                try:
+                    events: list[Event | None] = [*series.take(sample, self.now_s)]
+                except UNREADABLE as error:
+                    events = [series.fall_silent(self.now_s, f"a sample that cannot be read: {error!r}")]
+                self.tell(*events)
 
         while True:
             result = session.probe("watch", {"every_s": self.options.every_s}, LONGEST_S, take)
@@ -150,7 +155,10 @@ class _Watch:
 
         def take(step: dict[str, Any]) -> None:
             with self.lock:
-                self.tell(*series.take_gpus(step, self.now_s))
+                try:
+                    self.tell(*series.take_gpus(step, self.now_s))
+                except UNREADABLE as error:
+                    series.gpus_why = f"a sample that cannot be read: {error!r}"
 
         while not self.over.is_set():
             session = self.reached[name]

@@ -258,14 +258,16 @@ class HostSeries:
         ]
 
     def take(self, sample: Mapping[str, Any], now_s: float) -> list[Event]:
-        """A sample of the rest of the host."""
-        return [self.event(now_s, *happened) for happened in self._taken(sample, now_s)]
+        """A sample of the rest of the host. One that is nonsense raises, and was none."""
+        happened = list(self._taken(sample, now_s))
+        if self.silent:
+            since_s = self.seen_s if self.seen_s is not None else self.began_s or 0.0
+            self.gaps.append(Gap(round(since_s, 1), round(now_s, 1), self.silent))
+            happened.insert(0, ("back", f"answers again, after {duration(now_s - since_s)}"))
+        self.silent, self.seen_s, self.samples = "", now_s, self.samples + 1
+        return [self.event(now_s, *what) for what in happened]
 
     def _taken(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
-        if self.silent and self.seen_s is not None:
-            self.gaps.append(Gap(round(self.seen_s, 1), round(now_s, 1), self.silent))
-            yield "back", f"answers again, after {duration(now_s - self.seen_s)}"
-        self.silent, self.seen_s, self.samples = "", now_s, self.samples + 1
         at_s = float(sample["at_s"])
         yield from self._host(sample, now_s)
         for name, nic in sample["interfaces"].items():

@@ -112,6 +112,10 @@ def _need_busy(gpus: Sequence[Gpu], what: str) -> None:
     Beside others that were, one that nobody used is none of the job's.
     """
     least = value("watch.samples")
+    for gpu in gpus:
+        if gpu.series.utilization_percent is None and not gpu.series.busy:
+            why = gpu.series.refused.get("utilization_percent", "not told")  # not supported: under MIG
+            raise MissingFact(what, f"GPU {gpu.series.index} tells no utilisation: {why}")
     working = any(gpu.series.busy >= least for gpu in gpus)
     idle = [gpu.series.index for gpu in gpus if gpu.series.busy < least and not (working and _unused(gpu))]
     if idle:
