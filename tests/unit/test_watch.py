@@ -701,7 +701,8 @@ def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest
     assert fact.samples > 1
     assert fact.gaps[0].why.startswith("no sample for ") and not fact.gaps[0].open
     assert set(watched_host.probes) == {"watch", "job", "kernel_log", "gpu"}
-    assert not [process for process in listener.stopped if process.is_running() and process.status() != "zombie"]
+    _, alive = psutil.wait_procs(listener.stopped, timeout=60)
+    assert not alive
 
 
 def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
