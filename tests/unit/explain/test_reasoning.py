@@ -1367,3 +1367,12 @@ def test_who_completed_what_another_waits_in_is_not_behind_by_its_status_alone()
     got = explain_text(line.format(0, 55, 60, 54) + line.format(1, 57, 58, 56))
     assert (got.causes[0].id, got.causes[0].ranks) == ("app.collective-mismatch", (0,))
     assert "rank 0 waits in work 55, which rank 1 has completed" in got.causes[0].title
+
+
+@pytest.mark.parametrize(("own", "empty"), [("::", True), ("::ffff:10.9.0.9", False)])
+def test_an_empty_gid_is_told_as_one(own: str, empty: bool) -> None:
+    refused = "NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR"
+    first = explain_text(
+        f"k9:8:9 [0] {refused}, local GID index 3, local GID {own}, remote GID ::ffff:10.9.1.4\n"
+    ).causes[0]
+    assert first.id == "ib.gid-index" and ("GID entry 3 is empty" in first.title) is empty
