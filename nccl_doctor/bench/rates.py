@@ -160,6 +160,8 @@ def trouble(run: Outcome) -> str:
         return "one rank alone communicates with nobody"
     if any(item.kind == "wrong" for item in run.verdicts):
         return "its collectives gave wrong results"
+    if {item.collective for item in run.fits} - {item.collective for item in run.results.measurements}:
+        return "it has fits without the measurements that they are of"
     return ""
 
 

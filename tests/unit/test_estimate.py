@@ -463,7 +463,8 @@ def test_what_cannot_be_estimated_is_refused(way: str, words: str, why: str) -> 
 
 
 def test_runs_that_tell_no_rate_are_refused(tmp_path: Path) -> None:
-    for number, run in enumerate((saved((1,)), saved(verdicts=(Verdict("allreduce", "wrong", "3 wrong elements"),)))):
+    wrong = saved(verdicts=(Verdict("allreduce", "wrong", "3 wrong elements"),))
+    for number, run in enumerate((saved((1,)), wrong, msgspec.structs.replace(saved(), results=Results(16)))):
         write(run, tmp_path / f"{number}.json")
         done = told(*WORDS, "--from", str(tmp_path / f"{number}.json"))
         assert done.exit_code == 2 and "says nothing of rates" in done.output
