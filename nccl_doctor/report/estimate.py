@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.bench.collectives import COLLECTIVES
-from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Range, Row
+from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Needs, Range, Row
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts.collectives import BUS_FACTORS
 from nccl_doctor.report.bench_console import microseconds
@@ -130,8 +130,8 @@ def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "each sends", _sent(cost, [row.costs[number] for row in known])
     yield from _rates(known)
     for row in known:
-        for text in _needs(row):
-            yield "it takes", text
+        if row.needs is not None:
+            yield "it takes", _needs(row, row.needs)
     for row in found.rows:
         if row.measured is not None and row.step is not None:
             yield "measured", _measured(row)
@@ -178,19 +178,16 @@ def _two(low: float, high: float, words: Callable[[float], str]) -> str:
     return one if one == other else f"{one} to {other}"
 
 
-def _needs(row: Row) -> Iterator[str]:
-    """The bandwidth that would do; nothing where the targets are met."""
-    needs, busbw = row.needs, row.busbw
-    if needs is None or busbw is None:
-        return
+def _needs(row: Row, needs: Needs) -> str:
+    """The bandwidth that would do."""
+    assert row.busbw is not None
     if needs.hidden is None:
-        yield f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
-        return
+        return f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
     enough = [f"{rate(needs.hidden)} with all hidden that can be"] if row.met == "missed" else []
     enough += [f"{rate(needs.bare)} with nothing hidden"] if needs.bare else []
     never = "" if needs.bare else "; with nothing hidden none is enough, as the calls alone take too long"
     least = f"a bus bandwidth of {', '.join(enough)}" if enough else "that part of the communication is hidden"
-    yield f"{row.gpus} GPUs: {least}{never}; it is {_two(busbw.low, busbw.high, rate)}"
+    return f"{row.gpus} GPUs: {least}{never}; it is {_two(row.busbw.low, row.busbw.high, rate)}"
 
 
 def _measured(row: Row) -> str:
@@ -222,12 +219,11 @@ def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
     if any(row.step for row in rows):
         yield (
             "Ranges reach from all communication hidden behind computation, as far as it lasts, to none hidden"
-            " (targets: "
-            + _TARGETS
-            + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
+            f" (targets: {_TARGETS}); as much is hidden on any number of GPUs, and what runs beside computation does not"
+            " slow it."
         )
     if found.question.model.accumulate > 1 and any(cost.window not in (0.0, 1.0) for row in rows for cost in row.costs):
-        yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
+        yield "Gradients are sent once a step (DDP, FSDP: under no_sync), so only the last micro-batch can hide that."
     if any(cost.window == 0 for row in rows for cost in row.costs):
         yield "What is sent after the optimizer's step is never hidden."
     if found.note:
