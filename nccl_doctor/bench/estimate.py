@@ -267,7 +267,8 @@ def _bounds(
     best = bound(True, costs)
     if best.compute_s(first.gpus) <= 0:
         least = sum(cost.seconds.low for cost in costs[first.gpus])
-        return (), f"{told} is too short for its communication, which takes {least:.3g} s at least by these rates"
+        takes = f"{least:.3g}" if least < 999.5 else f"{least:.0f}"
+        return (), f"{told} is too short for its communication, which takes {takes} s at least by these rates"
     return (best, bound(False, ()), bound(False, {first.gpus, smallest})), ""
 
 

@@ -24,7 +24,7 @@ _HEAD: dict[Met, tuple[str, str]] = {
 }
 _STYLE: dict[Met, str] = {"met": "green", "missed": "red", "cannot-tell": "yellow"}
 _LABEL = 13
-_PARAMS = ((1e9, "billion "), (1e6, "million "), (1, ""))
+_PARAMS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1, ""))
 _TARGETS = f"at most {MOST_SHARE * 100:.0f} % of the step, at least {LEAST_EFFICIENCY * 100:.0f} % efficiency"
 
 

@@ -330,6 +330,7 @@ def test_without_a_rate_there_is_no_number() -> None:
 
 
 def test_a_step_that_is_too_short_for_its_communication_is_contradicted() -> None:
+    assert "takes 35000 s at least" in asked(steps=(Step(30.0, 8),), params=10**15).trouble
     found = asked(steps=(Step(0.03, 8),))
     assert "too short" in found.trouble and all(row.share is None and row.met == "cannot-tell" for row in found.rows)
 
