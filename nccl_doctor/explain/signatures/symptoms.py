@@ -207,6 +207,8 @@ says(
     "Connection closed by peer [{address}]",
     "Read error [{address}]",
     "Connection reset by peer",
+    "Connection reset by remote peer",  # UCX
+    "CommClosedError: ",  # Dask
     "Broken pipe",
     "Remote peer closed the connection",
     "Application timeout caused pair closure",
