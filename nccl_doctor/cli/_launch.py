@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from nccl_doctor.inventory import Inventory
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
@@ -170,6 +172,9 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
             if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
                 child.send_signal(number)
 
+    def to_end() -> bool:
+        return bool(set(told) & set(_TO_END))
+
     with _handled_by(pass_on, *_TO_END, *_TO_PASS_ON):
         try:
             # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
@@ -189,9 +194,11 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
         for number in tuple(told):  # came while it started
             child.send_signal(number)
         assert child.stdout is not None and child.stderr is not None
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()  # what was told before stands before what the job prints
         copies = [
             threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
-            for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+            for source, sink in ((child.stdout, 1), (child.stderr, 2))
         ]
         for copy in copies:
             copy.start()
@@ -200,12 +207,13 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
         hung = guard.follow(child, over) if guard else None
         over.wait(None if hung is None else 5.0)  # what cannot be killed (state D) is not waited for
         status = child.wait() if over.is_set() else 0
-        until = time.monotonic() + 5.0  # what it left behind may hold its output open for ever
-        for copy in copies:
-            copy.join(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + LEFT_BEHIND_S
+        for copy in copies:  # a reader that is slow gets all of it, as it would from the job
+            while copy.is_alive() and (time.monotonic() < until or not (to_end() or kept.silent_s())):
+                copy.join(0.05)
     if hung is not None:
         return Ended(int(hung), hung=True)
-    return Ended(128 - status if status < 0 else status, told=bool(set(told) & set(_TO_END)))
+    return Ended(128 - status if status < 0 else status, told=to_end())
 
 
 def _tell_end(child: subprocess.Popen[bytes], over: threading.Event) -> None:
@@ -235,12 +243,29 @@ def _has_terminal() -> bool:
     return True
 
 
-def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
+def _copy(source: IO[bytes], sink: int, kept: _Kept) -> None:
+    """Hand on to a descriptor what comes; no buffer of ours is between, which could fail once more at our exit."""
+    failed = False
     for block in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
         kept.write(block)
-        with kept.handing_on(), contextlib.suppress(OSError):  # our own reader went away: the job and its log go on
-            sink.write(block)
-            sink.flush()
+        try:
+            with kept.handing_on():
+                _write_all(sink, block)
+        except BrokenPipeError:
+            pass  # our own reader went away: the job and its log go on
+        except OSError as error:
+            if not failed:
+                _hosts.say(f"output of the job cannot be handed on ({error.strerror}); the job goes on")
+            failed = True
+
+
+def _write_all(sink: int, block: bytes) -> None:
+    left = memoryview(block)
+    while left:
+        try:
+            left = left[os.write(sink, left) :]
+        except BlockingIOError:  # who shares it has made it so: a terminal's other program, ssh
+            select.select([], [sink], [])
 
 
 def _explain(kept: _Kept, job: Ended) -> Ended:
