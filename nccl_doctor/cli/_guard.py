@@ -42,7 +42,7 @@ class Following(msgspec.Struct, frozen=True):
 
 def following(silence: str, on_hang: str, keep: Path | None, connect: ConnectOptions | None) -> Following:
     """What these options ask for; without a way to the hosts nothing can be looked at."""
-    off = silence in ("0", "off") or connect is None
+    off = silence == "0" or connect is None
     silence_s = 0.0 if off else _hosts.seconds(silence, "--silence", "10m or 90s (0: off)")
     if on_hang == "end" and off:
         _hosts.stop("--on-hang end needs to look: leave out --silence 0")
@@ -86,7 +86,8 @@ class Guard:
     def follow(self, job: subprocess.Popen[bytes], over: threading.Event) -> ExitCode | None:
         """Until the job is over. The exit code that says why, where it was ended here.
 
-        The times of silence at which it looks double: a job that stands for a day is told of some eight times.
+        The times of silence at which it looks double: a job that stands for a day is told of some eight times. They
+        double from where it looked, which is later than it should be in a job that was suspended meanwhile.
         """
         from nccl_doctor.rules.units import duration
 
@@ -96,7 +97,7 @@ class Guard:
                 heard, due, before = self._output.heard, self._following.silence_s, None
             if (silent := self._output.silent_s()) < due:
                 continue
-            due *= 2
+            due = 2 * silent
             _hosts.say(f"the job has printed nothing for {duration(silent)}: it is looked at")
             next_look = f"it is looked at again after {duration(due)} of silence"
             try:

@@ -276,6 +276,28 @@ def test_a_job_that_ends_while_it_is_judged_has_its_own_exit_code(tmp_path: Path
     assert ended == _launch.Ended(0) and "told to end" not in told
 
 
+def test_after_a_job_was_suspended_two_looks_are_as_far_apart_as_ever(tmp_path: Path) -> None:
+    """Slurm stops a suspended job and us alike: afterwards hours have passed without a word."""
+    waited: list[float] = []
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return len(waited) > 1
+
+    class Output:
+        heard = 0.0
+
+        def silent_s(self) -> float:
+            return 3600.0 if waited else 0.0
+
+    guard = Guard(Following(silence_s=60.0, end=True), tmp_path, Output(), Keep(None, tmp_path, ["true"], {}, ()))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Guard, "_look", lambda *_: HELD)
+        assert guard.follow(None, Over()) is None  # type: ignore[arg-type]
+    assert waited == [60.0, 3600.0]
+
+
 def wait_for(file: Path) -> str:
     return f"until [ -e '{file}' ]; do sleep 0.02; done; "
 
