@@ -471,6 +471,14 @@ def test_output_that_nobody_takes_changes_no_exit_code(to: str, why: str, tmp_pa
     assert told.count("output of the job cannot be handed on") == bool(why) and why in told
 
 
+def test_what_cannot_be_told_is_kept(tmp_path: Path) -> None:
+    """A terminal that has gone takes nothing, as a full disk."""
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "nccl_doctor", "run", "--keep", "out", "--", "sh", "-c", "echo Error; exit 5"]
+        assert subprocess.run(command, cwd=tmp_path, stderr=full, timeout=120).returncode == 5
+    assert len(list((tmp_path / "out").glob("*/explanation.*"))) == 2
+
+
 def test_what_is_ignored_stays_ignored_for_the_job() -> None:
     """Under nohup the terminal may go."""
     asked = "grep SigIgn /proc/self/status"
@@ -589,7 +597,9 @@ def test_on_hosts_that_are_no_go_by_then_nothing_is_started(capfd: pytest.Captur
 
 
 def test_a_saved_bundle_still_runs_its_job_once_and_is_never_looked_at(tmp_path: Path) -> None:
-    done = preflight(tmp_path, "--from", saved(tmp_path), "--keep", "out", "--", "sh", "-c", "exit 7")
+    command = ("--", "sh", "-c", "echo last; exit 7")
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--format", "json", "--keep", "out", *command)
     assert done.returncode == 7
+    assert done.stdout.startswith("{") and done.stdout.endswith("\n}\nlast\n")
     (directory,) = (tmp_path / "out").iterdir()
     assert (directory / "preflight.ndb").read_bytes()[:2] == b"\x1f\x8b"
