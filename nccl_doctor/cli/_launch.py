@@ -169,7 +169,7 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
     def pass_on(number: int, _: object = None) -> None:
         told.append(number)
         for child in started:
-            if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
+            if number != signal.SIGINT or not _at_terminal():  # a terminal's Ctrl-C reaches the job by itself
                 child.send_signal(number)
 
     def to_end() -> bool:
@@ -234,13 +234,18 @@ def _handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterat
             signal.signal(number, before)
 
 
-def _has_terminal() -> bool:
-    """Whether a terminal sends its signals to this process and to the job alike."""
+def _at_terminal() -> bool:
+    """Whether a terminal sends its Ctrl-C to this process and to the job alike: not to what runs in the background."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return False
-    return True
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _copy(source: IO[bytes], sink: int, kept: _Kept) -> None:

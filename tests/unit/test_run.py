@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -500,6 +502,31 @@ def test_a_signal_before_the_time_limit_reaches_the_job_and_is_no_end(tmp_path: 
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (5, "saved\n") and "the job failed; its output says" in err
     assert not running(process.pid)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["ctrl-c", "background"])
+def test_an_interrupt_reaches_the_job_once(background: bool, tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to both; ``kill -INT`` of what runs in its background reaches this process alone."""
+    end = tmp_path / "end"
+    script = f"trap 'echo int' INT; echo ready; for i in $(seq 600); do [ -e '{end}' ] && exit 5; sleep 0.1; done"
+    job = [sys.executable, "-m", "nccl_doctor", "run", "--", "sh", "-c", script]
+    shell = f'"$@" & echo $! > {tmp_path}/pid; wait $!' if background else 'exec "$@"'
+    main, side = os.openpty()
+    with subprocess.Popen(
+        ["bash", "-c", f"set -m; {shell}", "x", *job], stdin=side, stdout=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(side, termios.TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if background:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+        else:
+            os.write(main, b"\x03")
+        assert process.stdout.readline() == "int\n"
+        end.touch()
+        assert process.stdout.read() == ""
+    assert process.returncode == 5
+    os.close(main)
+    os.close(side)
 
 
 def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> None:
