@@ -508,7 +508,7 @@ def test_a_signal_before_the_time_limit_reaches_the_job_and_is_no_end(tmp_path: 
 def test_an_interrupt_reaches_the_job_once(background: bool, tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to both; ``kill -INT`` of what runs in its background reaches this process alone."""
     end = tmp_path / "end"
-    script = f"trap 'echo int' INT; echo ready; for i in $(seq 600); do [ -e '{end}' ] && exit 5; sleep 0.1; done"
+    script = f"trap 'echo int' INT; n=$(seq 600); echo ready; for i in $n; do [ -e '{end}' ] && exit 5; sleep 0.1; done"
     job = [sys.executable, "-m", "nccl_doctor", "run", "--", "sh", "-c", script]
     shell = f'"$@" & echo $! > {tmp_path}/pid; wait $!' if background else 'exec "$@"'
     main, side = os.openpty()
