@@ -40,8 +40,8 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gone(told: Path) -> bool:
-    """Whether the process of this id has ended, or does within two seconds."""
-    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 2
+    """Whether the process of this id has ended, or does soon: killed, it may take a moment to go."""
+    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 20
     while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         if time.monotonic() > until:
             return False
