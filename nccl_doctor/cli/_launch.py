@@ -120,18 +120,22 @@ class _Kept:
             directory / "job-output",
         )  # no number: it would be a rank
         self.heard = time.monotonic()
+        self.lost = ""  # why not all of it is there
         self._stream = self.newer.open("wb", buffering=0)  # a kill -9 of this process loses nothing
         self._lock = threading.Lock()
         self._handing_on = 0
 
     def write(self, block: bytes) -> None:
         """Append; a full disk loses the copy, never the job's own output."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._stream.tell() > KEPT_BYTES // 2:
-                self._stream.close()
-                self.newer.replace(self.older)
-                self._stream = self.newer.open("wb", buffering=0)
-            self._stream.write(block)
+        with self._lock:
+            try:
+                if self._stream.tell() > KEPT_BYTES // 2:
+                    self._stream.close()
+                    self.newer.replace(self.older)
+                    self._stream = self.newer.open("wb", buffering=0)
+                _write_all(self._stream.fileno(), block)
+            except (OSError, ValueError) as error:
+                self.lost = getattr(error, "strerror", "") or str(error)
 
     @contextlib.contextmanager
     def handing_on(self) -> Iterator[None]:
@@ -276,10 +280,11 @@ def _write_all(sink: int, block: bytes) -> None:
 def _explain(kept: _Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
+    lost = f" (as far as {kept.directory.parent} took it: {kept.lost})" if kept.lost else ""
     if not files:
-        _hosts.say("the job failed and printed nothing: there is nothing to explain")
+        _hosts.say(f"the job failed and printed nothing{lost}: there is nothing to explain")
         return job
-    _hosts.say("the job failed; its output says:")
+    _hosts.say(f"the job failed; its output{lost} says:")
     ended: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 

@@ -62,6 +62,17 @@ def test_the_job_has_the_limits_that_this_process_was_started_with(
     assert capfd.readouterr().out.strip() == str(descriptors._AT_START)
 
 
+def test_output_that_no_disk_took_is_not_told_as_if_it_were_all(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job-output").symlink_to("/dev/full")
+    kept = _launch._Kept(tmp_path)
+    kept.write(b"RuntimeError\n")
+    _launch._explain(kept, _launch.Ended(1))
+    told = f"printed nothing (as far as {tmp_path.parent} took it: No space left on device): there is nothing"
+    assert told in capfd.readouterr().err
+
+
 def test_an_explanation_that_takes_too_long_is_ended(
     kept: _launch._Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
