@@ -73,7 +73,8 @@ def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
     if not own[0].world:
         return "how many ranks it has is not known: one that was not seen may be at work"
     if unseen := set(own[0].missing).difference(ranks):  # those of a finding are known to have no process
-        return f"of rank{'s' if len(unseen) > 1 else ''} {ranges(unseen)} nothing was seen: it may be at work elsewhere"
+        many = len(unseen) > 1
+        return f"rank{'s' if many else ''} {ranges(unseen)} {'were' if many else 'was'} not seen, and may be at work"
     for number in ranks:
         rank = own[0].ranks.get(number)
         if rank is None:
