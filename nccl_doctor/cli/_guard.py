@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ class Following(msgspec.Struct, frozen=True):
 
 def following(silence: str, on_hang: str, keep: Path | None, connect: ConnectOptions | None) -> Following:
     """What these options ask for; without a way to the hosts nothing can be looked at."""
-    off = silence in ("0", "off") or connect is None
+    off = silence == "0" or connect is None
     silence_s = 0.0 if off else _hosts.seconds(silence, "--silence", "10m or 90s (0: off)")
     if on_hang == "end" and off:
         _hosts.stop("--on-hang end needs to look: leave out --silence 0")
@@ -85,7 +86,8 @@ class Guard:
     def follow(self, job: subprocess.Popen[bytes], over: threading.Event) -> ExitCode | None:
         """Until the job is over. The exit code that says why, where it was ended here.
 
-        The times of silence at which it looks double: a job that stands for a day is told of some eight times.
+        The times of silence at which it looks double: a job that stands for a day is told of some eight times. They
+        double from where it looked, which is later than it should be in a job that was suspended meanwhile.
         """
         from nccl_doctor.rules.units import duration
 
@@ -95,7 +97,7 @@ class Guard:
                 heard, due, before = self._output.heard, self._following.silence_s, None
             if (silent := self._output.silent_s()) < due:
                 continue
-            due *= 2
+            due = 2 * silent
             _hosts.say(f"the job has printed nothing for {duration(silent)}: it is looked at")
             next_look = f"it is looked at again after {duration(due)} of silence"
             try:
@@ -104,6 +106,7 @@ class Guard:
                     continue
                 same = bool(found.key) and before is not None and found.key == before.key
                 ending = self._following.end and same and not (found.keep_on or (before and before.keep_on))
+                ending = ending and not over.is_set() and self._output.heard == heard  # while it was judged
                 self._tell(found, same, "" if ending else next_look)
             except Exception as error:  # noqa: BLE001 - no defect of ours ends a job that has run for a week
                 _hosts.say(f"the look failed ({type(error).__name__}: {error}); {next_look}")
@@ -128,29 +131,29 @@ class Guard:
         from nccl_doctor.rules.silence import look
 
         self._looks += 1
+        told: list[str] = []
         saved = self._hostfile.with_name(f"hang-{self._looks}.ndb")
         hosts = () if self._following.local else ("--hosts", str(self._hostfile))
         words = ("hang", *hosts, *self._following.ways, "--deadline", f"{LOOK_LIMIT_S:g}", "--save", str(saved))
-        log = saved.with_suffix(".log")
         try:
-            with log.open("wb") as stream:
-                looking = children.spawn(_hosts.ourselves("main()", *words), stdout=stream, stderr=stream)
-            try:
-                until = time.monotonic() + LOOK_LIMIT_S + LOOK_GRACE_S
-                while looking.poll() is None and time.monotonic() < until and self._output.heard == heard:
-                    if over.wait(0.1):
-                        break
-            finally:
-                children.finish(looking)
-            if over.is_set() or self._output.heard != heard:
-                return None
+            with tempfile.TemporaryFile(dir=saved.parent) as log:
+                looking = children.spawn(_hosts.ourselves("main()", *words), stdout=log, stderr=log)
+                try:
+                    until = time.monotonic() + LOOK_LIMIT_S + LOOK_GRACE_S
+                    while looking.poll() is None and time.monotonic() < until and self._output.heard == heard:
+                        if over.wait(0.1):
+                            break
+                finally:
+                    children.finish(looking)
+                if over.is_set() or self._output.heard != heard:
+                    return None
+                log.seek(0)
+                told = log.read().decode(errors="replace").strip().splitlines()
             bundle = bundles.read(saved)
-            log.unlink()  # the bundle has all that it tells
         except (OSError, bundles.BundleError) as error:
-            told = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
             _hosts.say(f"the look gave no answer: {told[-1] if told else error}")
             return None
-        own = children.descendants(job.pid) if self._following.local else ()
+        own = {job.pid, *children.descendants(job.pid)} if self._following.local else ()
         return look(bundle, time.monotonic() - self._started, own)
 
     def _tell(self, found: Look, same: bool, next_look: str) -> None:

@@ -47,9 +47,9 @@ HostList = Annotated[str | None, typer.Option("-H", metavar="HOSTS", help="Hosts
 Slurm = Annotated[bool, typer.Option("--slurm", help="The hosts of this Slurm job (SLURM_JOB_NODELIST).")]
 
 
-def typed(context: typer.Context, option: str | None) -> bool:
+def typed(context: typer.Context, option: str) -> bool:
     """Whether an option was given on the command line, be it with its default's value."""
-    source = context.get_parameter_source(option or "")
+    source = context.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 

@@ -7,7 +7,7 @@ import datetime
 import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from nccl_doctor import __version__
 from nccl_doctor.agent.probes.environment import allowed
 from nccl_doctor.cli import _hosts
+from nccl_doctor.explain.printable import printable
 from nccl_doctor.facts import files
 from nccl_doctor.facts.redaction import redact_argv, redact_environment
 from nccl_doctor.rules.units import size
@@ -41,6 +42,7 @@ class Keep:
         self._parent = parent
         self._place = place
         self._target: Path | None = None
+        self._added: dict[str, Callable[[], bytes]] = {}
         self._told: set[str] = set()
         self._job: dict[str, Any] = {
             "schema": SCHEMA,
@@ -55,32 +57,32 @@ class Keep:
         }
 
     def add(self, name: str, content: Callable[[], bytes]) -> None:
-        """Put a file there, to be kept if the job fails."""
-        if self._parent is not None:
-            with contextlib.suppress(OSError):  # it is then missing among what is told
-                files.write(self._place / name, content(), private=True)
+        """A file to be kept beside those of the temporary directory, if the job fails."""
+        self._added[name] = content
 
     def save(self, state: str) -> None:
         """Keep what there is now; ``state`` says how the job stands."""
         if self._parent is None:
             return
-        job = {**self._job, "state": state, "kept": _now()}
+        job = printable({**self._job, "state": state, "kept": _now()})
         self.add("job.json", lambda: msgspec.json.format(msgspec.json.encode(job)))
-        missed = ""
+        missed: dict[str, str] = {}
         try:
-            self._target = self._target or _new(self._parent, self._name())
+            self._target = target = self._target or _new(self._parent, self._name())
+            for name, content in self._added.items():
+                with _missing(missed, name):
+                    files.write(target / name, content(), private=True)
             for source in sorted(self._place.iterdir(), key=_bytes):  # the large ones last
-                try:
-                    _copy(source, self._target / source.name)
-                except OSError as error:
-                    missed = f"; without {source.name}: {error.strerror or error}"
-            kept = {path.name: size(_bytes(path)) for path in sorted(self._target.iterdir())}
+                with _missing(missed, source.name):
+                    _copy(source, target / source.name)
+            kept = {path.name: size(_bytes(path)) for path in sorted(target.iterdir())}
         except OSError as error:
             _hosts.say(f"--keep {self._parent}: {error.strerror or error}: nothing is kept")
             return
         new = [f"{name} ({kept[name]})" for name in kept if name not in self._told or name.startswith("job-output")]
         self._told |= kept.keys()
-        _hosts.say(f"kept in {self._target}: {', '.join(new) or 'nothing'}{missed}")
+        without = "".join(f"; without {name}: {why}" for name, why in missed.items())
+        _hosts.say(f"kept in {target}: {', '.join(new) or 'nothing'}{without}")
 
     def _name(self) -> str:
         program = re.sub(r"[^\w.-]", "_", Path(self._job["command"][0]).name)[:40]
@@ -97,9 +99,20 @@ def _directory() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def _missing(missed: dict[str, str], name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        missed[name] = error.strerror or str(error)
+
+
 def _bytes(path: Path) -> int:
     """0 where it has gone: the job may print, and its output be moved, while it is copied."""
-    return path.stat().st_size if path.exists() else 0
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _new(parent: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from nccl_doctor.inventory import Inventory
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 _TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
@@ -118,18 +120,22 @@ class _Kept:
             directory / "job-output",
         )  # no number: it would be a rank
         self.heard = time.monotonic()
+        self.lost = ""  # why not all of it is there
         self._stream = self.newer.open("wb", buffering=0)  # a kill -9 of this process loses nothing
         self._lock = threading.Lock()
         self._handing_on = 0
 
     def write(self, block: bytes) -> None:
         """Append; a full disk loses the copy, never the job's own output."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._stream.tell() > KEPT_BYTES // 2:
-                self._stream.close()
-                self.newer.replace(self.older)
-                self._stream = self.newer.open("wb", buffering=0)
-            self._stream.write(block)
+        with self._lock:
+            try:
+                if self._stream.tell() > KEPT_BYTES // 2:
+                    self._stream.close()
+                    self.newer.replace(self.older)
+                    self._stream = self.newer.open("wb", buffering=0)
+                _write_all(self._stream.fileno(), block)
+            except (OSError, ValueError) as error:
+                self.lost = getattr(error, "strerror", "") or str(error)
 
     @contextlib.contextmanager
     def handing_on(self) -> Iterator[None]:
@@ -167,8 +173,11 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
     def pass_on(number: int, _: object = None) -> None:
         told.append(number)
         for child in started:
-            if number != signal.SIGINT or not _has_terminal():  # a terminal's Ctrl-C reaches the job by itself
+            if number != signal.SIGINT or not _at_terminal():  # a terminal's Ctrl-C reaches the job by itself
                 child.send_signal(number)
+
+    def to_end() -> bool:
+        return bool(set(told) & set(_TO_END))
 
     with _handled_by(pass_on, *_TO_END, *_TO_PASS_ON):
         try:
@@ -189,9 +198,11 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
         for number in tuple(told):  # came while it started
             child.send_signal(number)
         assert child.stdout is not None and child.stderr is not None
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()  # what was told before stands before what the job prints
         copies = [
             threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
-            for source, sink in ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
+            for source, sink in ((child.stdout, 1), (child.stderr, 2))
         ]
         for copy in copies:
             copy.start()
@@ -200,12 +211,13 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
         hung = guard.follow(child, over) if guard else None
         over.wait(None if hung is None else 5.0)  # what cannot be killed (state D) is not waited for
         status = child.wait() if over.is_set() else 0
-        until = time.monotonic() + 5.0  # what it left behind may hold its output open for ever
-        for copy in copies:
-            copy.join(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + LEFT_BEHIND_S
+        for copy in copies:  # a reader that is slow gets all of it, as it would from the job
+            while copy.is_alive() and (time.monotonic() < until or not (to_end() or kept.silent_s())):
+                copy.join(0.05)
     if hung is not None:
         return Ended(int(hung), hung=True)
-    return Ended(128 - status if status < 0 else status, told=bool(set(told) & set(_TO_END)))
+    return Ended(128 - status if status < 0 else status, told=to_end())
 
 
 def _tell_end(child: subprocess.Popen[bytes], over: threading.Event) -> None:
@@ -226,30 +238,53 @@ def _handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterat
             signal.signal(number, before)
 
 
-def _has_terminal() -> bool:
-    """Whether a terminal sends its signals to this process and to the job alike."""
+def _at_terminal() -> bool:
+    """Whether a terminal sends its Ctrl-C to this process and to the job alike: not to what runs in the background."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return False
-    return True
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
-def _copy(source: IO[bytes], sink: IO[bytes], kept: _Kept) -> None:
+def _copy(source: IO[bytes], sink: int, kept: _Kept) -> None:
+    """Hand on to a descriptor what comes; no buffer of ours is between, which could fail once more at our exit."""
+    failed = False
     for block in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
         kept.write(block)
-        with kept.handing_on(), contextlib.suppress(OSError):  # our own reader went away: the job and its log go on
-            sink.write(block)
-            sink.flush()
+        try:
+            with kept.handing_on():
+                _write_all(sink, block)
+        except BrokenPipeError:
+            pass  # our own reader went away: the job and its log go on
+        except OSError as error:
+            if not failed:
+                _hosts.say(f"output of the job cannot be handed on ({error.strerror}); the job goes on")
+            failed = True
+
+
+def _write_all(sink: int, block: bytes) -> None:
+    left = memoryview(block)
+    while left:
+        try:
+            left = left[os.write(sink, left) :]
+        except BlockingIOError:  # who shares it has made it so: a terminal's other program, ssh
+            select.select([], [sink], [])
 
 
 def _explain(kept: _Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
+    lost = f" (as far as {kept.directory.parent} took it: {kept.lost})" if kept.lost else ""
     if not files:
-        _hosts.say("the job failed and printed nothing: there is nothing to explain")
+        _hosts.say(f"the job failed and printed nothing{lost}: there is nothing to explain")
         return job
-    _hosts.say("the job failed; its output says:")
+    _hosts.say(f"the job failed; its output{lost} says:")
     ended: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 

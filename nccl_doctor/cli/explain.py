@@ -75,7 +75,8 @@ def explain(
 
 
 def keep(names: list[str]) -> None:
-    """Explain what a job printed: told as ever, and kept in the working directory as text and as JSON."""
+    """Explain what a job printed: kept in the working directory as text and as JSON, and told after that: the terminal may
+    have gone."""
     import io
     import time
 
@@ -90,7 +91,6 @@ def keep(names: list[str]) -> None:
     started = time.monotonic()
     found = explain_paths(names)
     seconds = time.monotonic() - started
-    _terminal().print_explanation(found, stdout_console(), seconds)
     text = io.StringIO()
     _terminal().print_explanation(found, text_console(text), seconds)
     for name, content in (
@@ -101,6 +101,7 @@ def keep(names: list[str]) -> None:
             files.write(Path(name), content.encode(), private=True)
         except OSError as error:
             _hosts.say(f"{name}: {error.strerror or error}")
+    _terminal().print_explanation(found, stdout_console(), seconds)
 
 
 def _terminal() -> ModuleType:

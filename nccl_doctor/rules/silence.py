@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules import engine
@@ -32,13 +32,14 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def look(bundle: Bundle, since_s: float, pids: Collection[int] = ()) -> Look:
-    """The answer about the job of a command that was started ``since_s`` ago; ``pids`` are what descends from it, here.
+    """The answer about the job of a command that was started ``since_s`` ago; ``pids``: the command and what descends
+    from it, where the job is looked for on this machine alone.
 
     Another job on the hosts is neither told as this one's state nor a reason to end this one.
     """
     seen = jobs_of(engine.Fleet(engine.reached(bundle), bundle.plan))
-    own = [job for job in seen if any(rank.process.pid in pids for rank in job.ranks.values())]
-    own = own or [job for job in seen if _age_s(job) <= since_s + AGE_SLACK_S]
+    descend = [job for job in seen if any(rank.process.pid in pids for rank in job.ranks.values())]
+    own = descend or [job for job in seen if _age_s(job) <= since_s + AGE_SLACK_S]
     if seen and not own:
         told = f"no rank of this command was found, only of what ran before it: {_ids(seen)}"
         return Look(msgspec.structs.replace(examine(bundle), verdict="not-known", sentence=told, jobs=(), ranks=()))
@@ -53,7 +54,7 @@ def look(bundle: Bundle, since_s: float, pids: Collection[int] = ()) -> Look:
     first = answer.report.causes[0] if answer.verdict == "held" else None
     ranks = sorted(place.rank for place in first.places if place.rank is not None) if first else []
     key = (answer.verdict, *(job.id for job in own), first and (first.id, first.hosts), *ranks)
-    return Look(answer, key, _keep_on(own, ranks))
+    return Look(answer, key, _keep_on(own if descend or not pids else [], ranks))
 
 
 def _ids(jobs: Iterable[RunningJob]) -> str:
@@ -65,9 +66,15 @@ def _age_s(job: RunningJob) -> float:
 
 
 def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
-    """Why the job is not to be ended: a rank that still works may come; a job without ranks may not be this command's."""
+    """Why the job is not to be ended: a rank that still works may come, and so may one that was not seen; a job without
+    ranks may not be this command's."""
     if len(own) != 1:
         return "no rank was found that is surely this command's"
+    if not own[0].world:
+        return "how many ranks it has is not known: one that was not seen may be at work"
+    if unseen := set(own[0].missing).difference(ranks):  # those of a finding are known to have no process
+        many = len(unseen) > 1
+        return f"rank{'s' if many else ''} {ranges(unseen)} {'were' if many else 'was'} not seen, and may be at work"
     for number in ranks:
         rank = own[0].ranks.get(number)
         if rank is None:

@@ -40,8 +40,8 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gone(told: Path) -> bool:
-    """Whether the process of this id has ended, or does within two seconds."""
-    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 2
+    """Whether the process of this id has ended, or does soon: killed, it may take a moment to go."""
+    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 20
     while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         if time.monotonic() > until:
             return False
@@ -60,6 +60,17 @@ def test_the_job_has_the_limits_that_this_process_was_started_with(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert capfd.readouterr().out.strip() == str(descriptors._AT_START)
+
+
+def test_output_that_no_disk_took_is_not_told_as_if_it_were_all(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job-output").symlink_to("/dev/full")
+    kept = _launch._Kept(tmp_path)
+    kept.write(b"RuntimeError\n")
+    _launch._explain(kept, _launch.Ended(1))
+    told = f"printed nothing (as far as {tmp_path.parent} took it: No space left on device): there is nothing"
+    assert told in capfd.readouterr().err
 
 
 def test_an_explanation_that_takes_too_long_is_ended(

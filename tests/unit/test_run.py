@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
@@ -9,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +135,27 @@ def test_so_is_one_whose_child_works() -> None:
     assert not look(test_hang.bundle(*test_hang.four(r1=away)), YOUNG_S).keep_on
 
 
+def test_a_rank_that_was_not_seen_may_be_at_work() -> None:
+    """As of ``torchrun --nnodes 2`` that is followed on each node by itself: here all wait, and the other one saves."""
+    whole = test_hang.bundle(*test_hang.four())
+    found = look(msgspec.structs.replace(whole, hosts=whole.hosts[:1]), YOUNG_S)
+    assert found.answer.verdict == "stands" and found.key
+    assert found.keep_on == "ranks 2-3 were not seen, and may be at work"
+    ranks = test_hang.four()
+    for item in ranks:
+        del item["environment"]["WORLD_SIZE"]
+    assert look(test_hang.bundle(*ranks), YOUNG_S).keep_on.startswith("how many ranks it has is not known")
+    gone = look(test_hang.bundle(*test_hang.four()[:3]), YOUNG_S)
+    assert gone.answer.report.causes[0].id == "hang.rank-gone" and not gone.keep_on
+
+
+def test_here_a_job_that_does_not_descend_from_the_command_is_told_and_not_ended() -> None:
+    whole = test_hang.bundle(*test_hang.four())
+    found = look(whole, YOUNG_S, {7, 8})
+    assert found.answer.verdict == "stands" and found.keep_on == "no rank was found that is surely this command's"
+    assert not look(whole, YOUNG_S, {7, 100}).keep_on
+
+
 def test_where_no_host_was_reached_nothing_is_said_to_stand() -> None:
     lost = HostFacts("gpu01", Reach(ReachOutcome.TIMED_OUT), {})
     bundle = msgspec.structs.replace(test_hang.bundle(), hosts=(lost,), plan=Plan(stages=("job",)))
@@ -154,12 +178,12 @@ def guarded(
     *,
     end: bool = True,
     grace_s: float = 20.0,
-    until_heard: bool = False,
+    until: str = "",
 ) -> tuple[_launch.Ended, int, str, str]:
     """A command under a guard whose looks give these answers, the last one again and again, in a process of its own (it
     becomes the parent of orphans): how it ended, how many looks there were, and what was printed. Each look leaves a file
-    ``look-N``; ``until_heard``: it lasts until the job has printed something."""
-    order = pickle.dumps((tmp_path, script, answers, end, grace_s, until_heard))
+    ``look-N``; ``until``: it lasts until the job has printed something (``heard``), or ended (``over``)."""
+    order = pickle.dumps((tmp_path, script, answers, end, grace_s, until))
     words = [sys.executable, "-c", "import test_run; test_run.guarded_here()"]
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": path}
@@ -171,15 +195,17 @@ def guarded(
 
 def guarded_here() -> None:
     """The other half of it."""
-    tmp_path, script, answers, end, grace_s, until_heard = pickle.load(sys.stdin.buffer)  # noqa: S301 - from ourselves
+    tmp_path, script, answers, end, grace_s, until = pickle.load(sys.stdin.buffer)  # noqa: S301 - from ourselves
     looks = 0
 
-    def answer(guard: Guard, job: object, over: object, heard: float) -> Look:
+    def answer(guard: Guard, job: object, over: threading.Event, heard: float) -> Look:
         nonlocal looks
         looks += 1
         (tmp_path / f"look-{looks}").touch()
-        while until_heard and guard._output.heard == heard:
-            time.sleep(0.01)
+        if until == "over" and looks == 2:
+            over.wait()
+        while until == "heard" and guard._output.heard == heard and not over.wait(0.01):
+            pass
         found = answers[min(looks, len(answers)) - 1]
         if isinstance(found, Exception):
             raise found
@@ -243,8 +269,35 @@ def test_nothing_else_ends_a_job(answers: list[Look | Exception], end: bool, tmp
 def test_output_starts_the_silence_anew(tmp_path: Path) -> None:
     """A progress bar that rewrites its line is output as well: three silences, a look in each, and no two of one."""
     script = "".join(wait_for(tmp_path / f"look-{number}") + f"printf '\\r{number}'; " for number in (1, 2, 3))
-    ended, looks, out, told = guarded(tmp_path, script + "exit 3", [HELD], until_heard=True)
-    assert (ended.status, looks, out) == (3, 3, "\r1\r2\r3") and "as before" not in told
+    ended, looks, out, told = guarded(tmp_path, script + "exit 3", [HELD], until="heard")
+    assert (ended.status, out) == (3, "\r1\r2\r3") and looks >= 3 and "as before" not in told
+
+
+def test_a_job_that_ends_while_it_is_judged_has_its_own_exit_code(tmp_path: Path) -> None:
+    ended, _, _, told = guarded(tmp_path, wait_for(tmp_path / "look-2") + "exit 0", [HELD], until="over")
+    assert ended == _launch.Ended(0) and "told to end" not in told
+
+
+def test_after_a_job_was_suspended_two_looks_are_as_far_apart_as_ever(tmp_path: Path) -> None:
+    """Slurm stops a suspended job and us alike: afterwards hours have passed without a word."""
+    waited: list[float] = []
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return len(waited) > 1
+
+    class Output:
+        heard = 0.0
+
+        def silent_s(self) -> float:
+            return 3600.0 if waited else 0.0
+
+    guard = Guard(Following(silence_s=60.0, end=True), tmp_path, Output(), Keep(None, tmp_path, ["true"], {}, ()))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Guard, "_look", lambda *_: HELD)
+        assert guard.follow(None, Over()) is None  # type: ignore[arg-type]
+    assert waited == [60.0, 3600.0]
 
 
 def wait_for(file: Path) -> str:
@@ -335,6 +388,18 @@ def test_a_failure_is_kept_with_its_explanation_and_without_secrets(tmp_path: Pa
     assert "hunter" not in (two / "job.json").read_text()
 
 
+def test_words_that_are_not_utf_8_are_kept_as_well(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"run\xff")
+    odd.mkdir()
+    environment = {**os.environb, b"NCCL_DEBUG_FILE": b"a\xff"}
+    done = run("--keep", "out", "--", "sh", "-c", "exit 9", os.fsdecode(b"b\xff"), cwd=odd, env=environment)
+    assert done.returncode == 9, done.stderr
+    (directory,) = (odd / "out").iterdir()
+    job = json.loads((directory / "job.json").read_text())
+    assert (job["command"][-1], job["environment"]["NCCL_DEBUG_FILE"]) == ("b\\xff", "a\\xff")
+    assert job["directory"].endswith("run\\xff")
+
+
 def test_a_job_that_ends_well_or_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     assert run("--keep", "out", "--", "true", cwd=tmp_path).returncode == 0
     assert not (tmp_path / "out").exists()
@@ -379,6 +444,43 @@ def test_output_input_and_exit_code_are_the_commands_own() -> None:
     )
 
 
+@pytest.mark.parametrize("blocking", [True, False], ids=["slow", "does-not-block"])
+def test_a_reader_that_is_slow_gets_all_of_it(blocking: bool) -> None:
+    """What a pipe does not hold is still to be handed on when the job has ended."""
+    program = "from nccl_doctor.cli import _launch, main; _launch.LEFT_BEHIND_S = 0.1; main()"
+    words = ["run", "--", "sh", "-c", "seq 1 20000; echo done >&2; exit 5"]
+    read, write = os.pipe()
+    os.set_blocking(write, blocking)
+    with subprocess.Popen([sys.executable, "-c", program, *words], stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        assert process.stderr is not None and process.stderr.readline() == b"done\n"
+        time.sleep(1.0)  # for what would not wait for the reader
+        with open(read, "rb") as reader:
+            assert reader.read() == b"".join(b"%d\n" % number for number in range(1, 20001))
+        process.stderr.read()
+    assert process.returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("to", "why"), [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor"), ("| true", "")]
+)
+def test_output_that_nobody_takes_changes_no_exit_code(to: str, why: str, tmp_path: Path) -> None:
+    command = (
+        f"{{ {sys.executable} -m nccl_doctor run -- sh -c 'seq 1 20000; exit 5'; echo $? > {tmp_path}/code; }} {to}"
+    )
+    told = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=120).stderr
+    assert (tmp_path / "code").read_text() == "5\n"
+    assert told.count("output of the job cannot be handed on") == bool(why) and why in told
+
+
+def test_what_cannot_be_told_is_kept(tmp_path: Path) -> None:
+    """A terminal that has gone takes nothing, as a full disk."""
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "nccl_doctor", "run", "--keep", "out", "--", "sh", "-c", "echo Error; exit 5"]
+        assert subprocess.run(command, cwd=tmp_path, stderr=full, timeout=120).returncode == 5
+    assert len(list((tmp_path / "out").glob("*/explanation.*"))) == 2
+
+
 def test_what_is_ignored_stays_ignored_for_the_job() -> None:
     """Under nohup the terminal may go."""
     asked = "grep SigIgn /proc/self/status"
@@ -400,6 +502,31 @@ def test_a_signal_before_the_time_limit_reaches_the_job_and_is_no_end(tmp_path: 
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (5, "saved\n") and "the job failed; its output says" in err
     assert not running(process.pid)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["ctrl-c", "background"])
+def test_an_interrupt_reaches_the_job_once(background: bool, tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to both; ``kill -INT`` of what runs in its background reaches this process alone."""
+    end = tmp_path / "end"
+    script = f"trap 'echo int' INT; n=$(seq 600); echo ready; for i in $n; do [ -e '{end}' ] && exit 5; sleep 0.1; done"
+    job = [sys.executable, "-m", "nccl_doctor", "run", "--", "sh", "-c", script]
+    shell = f'"$@" & echo $! > {tmp_path}/pid; wait $!' if background else 'exec "$@"'
+    main, side = os.openpty()
+    with subprocess.Popen(
+        ["bash", "-c", f"set -m; {shell}", "x", *job], stdin=side, stdout=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(side, termios.TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if background:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+        else:
+            os.write(main, b"\x03")
+        assert process.stdout.readline() == "int\n"
+        end.touch()
+        assert process.stdout.read() == ""
+    assert process.returncode == 5
+    os.close(main)
+    os.close(side)
 
 
 def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> None:
@@ -497,7 +624,9 @@ def test_on_hosts_that_are_no_go_by_then_nothing_is_started(capfd: pytest.Captur
 
 
 def test_a_saved_bundle_still_runs_its_job_once_and_is_never_looked_at(tmp_path: Path) -> None:
-    done = preflight(tmp_path, "--from", saved(tmp_path), "--keep", "out", "--", "sh", "-c", "exit 7")
+    command = ("--", "sh", "-c", "echo last; exit 7")
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--format", "json", "--keep", "out", *command)
     assert done.returncode == 7
+    assert done.stdout.startswith("{") and done.stdout.endswith("\n}\nlast\n")
     (directory,) = (tmp_path / "out").iterdir()
     assert (directory / "preflight.ndb").read_bytes()[:2] == b"\x1f\x8b"
