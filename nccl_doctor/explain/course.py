@@ -48,6 +48,15 @@ _RETRIES = frozenset(
         "sandbox-failed",
         "adapters-not-handed-out",
         "ended-with-error",
+        # what these go without, their messages say
+        "ucx-lacks",
+        "openib-no-scheme",
+        "open-mpi-ofi",
+        "mpi-collectives-library",
+        # not yet
+        "pod-not-running",
+        "ray-node-not-registered",
+        "amdgpu-firmware-silent",
     )
 )
 _RESTARTED = frozenset(
@@ -63,7 +72,7 @@ _RESTARTED = frozenset(
 )  # ended, and perhaps started again
 _STARTS_NOTHING = frozenset(
     ("no-such-kind", "slurm-not-there", "slurm-daemon-fatal")
-)  # or did, as a job ran afterwards
+)  # where a job ran afterwards it was mended
 _AT_SHUTDOWN = frozenset(
     (
         "store-closed",
