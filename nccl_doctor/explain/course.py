@@ -88,6 +88,7 @@ _AT_SHUTDOWN = frozenset(
         "keep-alive-failed",
         "ras-peer-dead",
         "ras-peer-silent",
+        "rpc-peer-lost",
     )
 )
 

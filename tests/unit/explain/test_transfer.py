@@ -220,7 +220,7 @@ GUESSED = {
         "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
         "[n3:831195] Error: coll_ucc_module.c:265 - mca_coll_ucc_init_ctx() UCC library doesn't support MPI_THREAD_MULTIPLE",
     ),
-    "sys.clock-or-dns-or-fs": (
+    "unrelated": (
         "[  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
         "kernel: [  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
         "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
