@@ -48,15 +48,14 @@ _RETRIES = frozenset(
         "sandbox-failed",
         "adapters-not-handed-out",
         "ended-with-error",
-        # what these go without, their messages say
+        "pod-not-running",
+        "ray-node-not-registered",
+        "amdgpu-firmware-silent",
+        # another transport or library takes its place
         "ucx-lacks",
         "openib-no-scheme",
         "open-mpi-ofi",
         "mpi-collectives-library",
-        # not yet
-        "pod-not-running",
-        "ray-node-not-registered",
-        "amdgpu-firmware-silent",
     )
 )
 _RESTARTED = frozenset(
@@ -70,9 +69,8 @@ _RESTARTED = frozenset(
         "mpi-cannot-start",
     )
 )  # ended, and perhaps started again
-_STARTS_NOTHING = frozenset(
-    ("no-such-kind", "slurm-not-there", "slurm-daemon-fatal")
-)  # where a job ran afterwards it was mended
+# Nothing can start: if a job ran afterwards, it was mended.
+_STARTS_NOTHING = frozenset(("no-such-kind", "slurm-not-there", "slurm-daemon-fatal"))
 _AT_SHUTDOWN = frozenset(
     (
         "store-closed",

@@ -100,7 +100,7 @@ def address_that_windows_refuses(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in case.hits("master-refused") if "10049" in hit.text and hit.groups.get("host")]
     if hits and not case.course.overcome("master-refused"):
         host = hits[0].groups["host"]
-        title = f"Windows cannot use an address of {host} (10049): mostly only a first try, after which the job goes on"
+        title = f"Windows cannot use an address of {host} (10049): usually only the first of several that it tries"
         yield Candidate("net.master-unreachable", 0.43, title, hits, *speakers(hits))
 
 

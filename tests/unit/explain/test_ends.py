@@ -164,7 +164,9 @@ def test_an_mpi_that_could_not_start_and_was_started_anew_is_healthy() -> None:
 
 
 def test_a_peer_of_rpc_that_leaves_after_the_end_is_the_shutdown() -> None:
-    left = "[W tensorpipe_agent.cpp:725] RPC agent for w2 encountered error when reading incoming request from w1: EOF\n"
+    left = (
+        "[W tensorpipe_agent.cpp:725] RPC agent for w2 encountered error when reading incoming request from w1: EOF\n"
+    )
     assert explain_text(f"{_STEPS}Training finished\n{left}").verdict is Verdict.HEALTHY
     assert explain_text(f"{_STEPS}{left}").verdict is Verdict.UNDECIDED
 
