@@ -775,6 +775,7 @@ def test_windows_refusing_an_address_is_told_as_a_first_try() -> None:
     got = explain_text(log.format("10049 - The requested address is not valid in its context.") + "prepare tokenizer\n")
     assert got.causes[0].title.startswith("Windows cannot use an address of TRAINBOX (10049)")
     assert "does not accept" in explain_text(log.format("10061 - refused")).causes[0].title
+    assert "does not accept" in explain_text(log.replace("29500", "10049").format("10061 - refused")).causes[0].title
 
 
 def test_the_coordination_service_is_also_tensorflows() -> None:
