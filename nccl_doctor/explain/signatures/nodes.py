@@ -18,9 +18,10 @@ def _no_image(line: str) -> bool:
     return _NOT_THERE.search(line) is not None and re.search(r"image|manifest|pull|reference", line) is not None
 
 
-# Nothing answered; the cluster has too little of what was asked for; qsub of an interactive job.
+# Nothing answered, or its credentials did not fit; the job was over; too little of what was asked for; an interactive job of qsub.
 _NOT_REFUSED = (
-    r"contact|[Tt]imed out|node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
+    r"contact|[Tt]imed out|Zero Bytes|[Aa]uthentication|already completing|"
+    r"node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
 )
 
 says(

@@ -273,6 +273,9 @@ def test_what_sounds_like_a_refusal_of_the_job_and_is_none(line: str) -> None:
         "user ann exceeded quota: /home 101G of 100G",
         "Quota 'requests per minute' exceeded. Try again later.",
         "ERROR: Transport init failed, using the file transport",
+        "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+        "srun: error: Unable to allocate resources: Protocol authentication error",
+        "srun: error: Unable to allocate resources: Job/step already completing or completed",
         "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, but soft recovered",
     ],
 )
