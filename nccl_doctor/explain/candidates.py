@@ -206,7 +206,7 @@ def _last_resort(case: Case) -> list[Candidate]:
         return []
     if last and all(bystanders.is_of_the_kernel(hit.text) for hit in last):
         title = f"the kernel's log ends with {ending(last[-1].text, 110)!r}; what that did to a job, it does not say"
-        return [Candidate("sys.clock-or-dns-or-fs", 0.25, title, last, vague=True)]
+        return [Candidate("unrelated", 0.25, title, last, vague=True)]
     title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
     return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
 

@@ -48,6 +48,14 @@ _RETRIES = frozenset(
         "sandbox-failed",
         "adapters-not-handed-out",
         "ended-with-error",
+        "pod-not-running",
+        "ray-node-not-registered",
+        "amdgpu-firmware-silent",
+        # another transport or library takes its place
+        "ucx-lacks",
+        "openib-no-scheme",
+        "open-mpi-ofi",
+        "mpi-collectives-library",
     )
 )
 _RESTARTED = frozenset(
@@ -61,9 +69,8 @@ _RESTARTED = frozenset(
         "mpi-cannot-start",
     )
 )  # ended, and perhaps started again
-_STARTS_NOTHING = frozenset(
-    ("no-such-kind", "slurm-not-there", "slurm-daemon-fatal")
-)  # or did, as a job ran afterwards
+# Nothing can start: if a job ran afterwards, it was mended.
+_STARTS_NOTHING = frozenset(("no-such-kind", "slurm-not-there", "slurm-daemon-fatal"))
 _AT_SHUTDOWN = frozenset(
     (
         "store-closed",
@@ -79,6 +86,7 @@ _AT_SHUTDOWN = frozenset(
         "keep-alive-failed",
         "ras-peer-dead",
         "ras-peer-silent",
+        "rpc-peer-lost",
     )
 )
 

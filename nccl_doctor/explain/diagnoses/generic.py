@@ -233,7 +233,7 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "invalid argument|ncclInvalidArgument",
-        "NCCL refused an argument of a call: a buffer that is not on its communicator's GPU, a root or type that is none",
+        "NCCL refused an argument of a call: a buffer on another GPU than its communicator's, or a root or type that does not exist",
         ("app.bad-tensor", "app.pg-misuse"),
     ),
     (

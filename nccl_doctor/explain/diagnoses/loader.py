@@ -47,7 +47,7 @@ def cuda_after_a_fork(case: Case) -> Iterable[Candidate]:
             yield Candidate(
                 "app.dataloader-worker",
                 0.88,
-                "a DataLoader worker uses CUDA after a fork: leave that to the main process, or give the loader multiprocessing_context='spawn'",
+                "a DataLoader worker, forked from a process that uses CUDA, uses it too",
                 [item.hit],
                 *speakers([item.hit]),
                 final=True,

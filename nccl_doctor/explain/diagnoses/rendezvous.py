@@ -97,10 +97,10 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def address_that_windows_refuses(case: Case) -> Iterable[Candidate]:
     """WSAEADDRNOTAVAIL: an address of the store's host is none that this machine can connect to; it has others, which follow."""
-    hits = [hit for hit in case.hits("master-refused") if "10049" in hit.text and hit.groups.get("host")]
+    hits = [hit for hit in case.hits("master-refused") if "10049 - " in hit.text and hit.groups.get("host")]
     if hits and not case.course.overcome("master-refused"):
         host = hits[0].groups["host"]
-        title = f"Windows cannot use an address of {host} (10049): mostly only a first try, after which the job goes on"
+        title = f"Windows cannot use an address of {host} (10049): usually only the first of several that it tries"
         yield Candidate("net.master-unreachable", 0.43, title, hits, *speakers(hits))
 
 

@@ -19,6 +19,7 @@ OPEN_LIMIT = 64  # tracebacks open at the same time
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,400})", line (\d+)(?:, in (\S{1,120}))?')
 _FRAME_AT = re.compile(r'  File "[^"]{1,400}", line \d')
+_BEGINNING = 2  # lines
 # A paste that begins inside a traceback: its first line is a frame, or a frame's line of code
 _BEGINS_INSIDE = re.compile(rb'(?:[^\n]{0,200}\n)?[^\n"]{0,120}File "[^"\n]{1,400}", line \d{1,7}, in \S')
 _BOXED_FRAME = re.compile(r"│ (\S{1,400}?):(\d+) in (\S{1,120})")  # as rich draws it
@@ -97,6 +98,8 @@ class Tracebacks:
         if block is None and self._inside_from_start and _FRAME.match(body):
             indent = body[: body.find("File") - len("  ")]
             block = self._open[key] = _Open(self._kept.hit("traceback", said), indent, False, False)
+        if not self._open and said.number >= _BEGINNING:
+            self._inside_from_start = False  # it was only a line that looks alike
         if block is not None:
             self._inside(block, key, said)
             if key not in self._open:

@@ -409,8 +409,8 @@ says(
     "a model that has been loaded in {bits} precision on a different device than the one you're training on",
     cause="app.rank-exception",
     strength=0.8,
-    title="a rank loaded its quantised model onto another GPU than its own, usually all onto GPU 0: device_map has to name the GPU of its local rank",
-    why="Accelerate's check: a model in 8 or 4 bits is not moved after it was loaded.",
+    title="a rank loaded its quantised model onto another GPU than its own (usually all onto GPU 0)",
+    why="Accelerate's check: a model in 8 or 4 bits is not moved after it was loaded. device_map has to name the GPU of the local rank.",
 )
 says(
     "tests-failed",
@@ -465,8 +465,9 @@ says(
     "wandb: Enter your choice:",
     cause="unrelated",
     strength=0.5,
-    title="Weights & Biases asks for a login, and a rank has no terminal to answer: log in before the job, or set WANDB_MODE=offline (or disabled)",
-    why="On a terminal somebody may have answered.",
+    title="Weights & Biases asks for a login, and a rank has no terminal to answer",
+    why="Log in before the job, or set WANDB_MODE=offline (or disabled). On a terminal somebody may have answered.",
+    where=lambda groups, line: re.search(r"choice: *\d", line) is None,
 )
 says(
     "config-refused",

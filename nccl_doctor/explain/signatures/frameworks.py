@@ -157,8 +157,9 @@ says(
     "Ray does not allocate any GPUs on the driver node",
     cause="launch.world-size",
     strength=0.8,
-    title="Ray gave vLLM no GPU of the node that drives it: others hold them, or VLLM_HOST_IP is not the address by which Ray knows that node",
-    why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none.",
+    title="Ray gave vLLM no GPU of the node that drives it",
+    why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none: others hold the GPUs, or VLLM_HOST_IP is not "
+    "the address by which Ray knows the node.",
 )
 says(
     "ray-node-not-registered",
@@ -168,8 +169,8 @@ says(
     cause="net.master-unreachable",
     strength=0.44,
     fold="a node's raylet is not registered with Ray's head",
-    title="this node's raylet has not registered with Ray's head: it ended at once, is slow to start, or the two do not reach each other",
-    why="`ray start` waits for its own raylet to appear in the head's tables; raylet.out and gcs_server.out of /tmp/ray/session_latest/logs say which.",
+    title="this node's raylet has not registered with Ray's head",
+    why="It ended at once, is slow to start, or the two do not reach each other: raylet.out and gcs_server.out of /tmp/ray/session_latest/logs say which.",
 )
 says(
     "waiting-for-placement",
@@ -554,8 +555,8 @@ says(
     "No OpKernel was registered to support Op 'Nccl{operation:word}'",
     cause="sw.no-nccl-backend",
     strength=0.93,
-    title="this TensorFlow has no NCCL, as builds for Windows: MirroredStrategy(cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())",
-    why="The kernels of TensorFlow's collectives are in the builds for Linux with CUDA only.",
+    title="this TensorFlow was built without NCCL, as all builds for Windows are",
+    why="NCCL's kernels are in the builds for Linux with CUDA only. MirroredStrategy(cross_device_ops=tf.distribute.HierarchicalCopyAllReduce()) does without.",
 )
 says(
     "mxnet-built-without",

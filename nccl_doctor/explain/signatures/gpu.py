@@ -371,7 +371,6 @@ says(
     "CUDA unknown error - this may be due to an incorrectly set up environment",
     "no GPU is visible",
     "NVRM: No NVIDIA GPU found",
-    "could not find any nv files on this host",
     "Could not initialize Tensile host: No devices found",  # rocBLAS
     "Failed to initialize NVML: Insufficient Permissions",
     "libcuda.so.1: cannot open shared object file",
@@ -581,8 +580,8 @@ says(
     "nvrtc: error: invalid value for --gpu-architecture",
     cause="gpu.driver",
     strength=0.94,
-    title="the build has no code for this GPU: torch, an extension or the compiler's toolkit is older than the GPU, or made for others",
-    why="Kernels are compiled for the architectures that a build lists; the driver is not to blame.",
+    title="the build (torch, an extension or the compiler's toolkit) has no code for this GPU",
+    why="Kernels are compiled for the architectures that a build lists; this one is older than the GPU, or made for others. The driver is not to blame.",
     where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
 )
 
@@ -876,7 +875,7 @@ says(
     why="The PCIe device answers no more, or its link went down.",
     # Xid 154 follows another fault, and is weighed as an Xid
     where=lambda groups, line: (
-        re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,", line) is None
+        re.search(r"mlx5|bnxt|\bice\b|irdma|nvme|Xid.*: 154,|soft recovered", line) is None
         and ("ERR!" not in line or _nothing_read(line))
     ),
 )

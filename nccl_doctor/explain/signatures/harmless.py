@@ -223,7 +223,6 @@ says(
     "default subnet GID prefix was detected on more than one",
     "was unable to find any relevant network interfaces",
     "Another transport will be used instead",
-    "No OpenFabrics connection schemes reported that they were able to be",
     "WARNING: No preset parameters were found for the device that Open MPI",
     'Set MCA parameter "{name:word}" to 0 to see all help',
     role=H,
@@ -355,7 +354,7 @@ says(
     "P2P is disabled between connected GPUs {a} and {b}",
     "Could not enable P2P between dev {a} and dev {b}",
     "CANNOT Access Peer Device",
-    "Device {a:int} peer access Device {b:int} is not available",  # turbomind, FasterTransformer
+    "Device {a:int} peer access Device {b:int} is not available",  # TensorRT-LLM, turbomind
     role=Role.FACT,
     why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
 )

@@ -845,7 +845,7 @@ says(
     cause="net.master-unreachable",
     strength=0.46,
     fold="UCX-Py reaches no peer",
-    title="UCX reaches the other end of a connection over none of its transports",
+    title="UCX reaches the other end over none of its transports",
     why="Nobody listens there, an address of a network that this host lacks, or UCX_TLS and UCX_NET_DEVICES leave out what both ends have.",
 )
 says(
@@ -940,16 +940,6 @@ says(
 says("ib-mtu-listing", "active_mtu:{mtu} (", why="A port's active MTU.")
 
 says(
-    "rdma-device-plugin",
-    "missing RDMA device spec for device {device:word}, RDMA device",
-    "no Rdma Devices were found for resource",
-    "no devices in device pool, creating empty resource server for",
-    cause="ib.device-not-found",
-    strength=0.8,
-    title="Kubernetes' RDMA device plugin has no device to give",
-    why="A selector that fits no adapter, or a character device that the host lacks: rdma_cm, umad, uverbs, and issm for InfiniBand, of rdma-core's modules (rdma_ucm, ib_umad).",
-)
-says(
     "verbs-device-list",
     "device{}node GUID",
     rows=2,
@@ -973,13 +963,14 @@ says(
 )
 says(
     "psm-unit",
+    "Driver initialization failure on /dev/",  # the first PSM, of TrueScale
     "PSM2 can't open hfi unit",
     "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
+    title="PSM, the library of Omni-Path (PSM3: of Ethernet adapters, too), cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )

@@ -78,9 +78,9 @@ says(
     "_mkey({opcode:hex}) op_mod({mod:hex}) failed, status {status}(",
     "async reg mr failed. status",
     cause="ib.memlock",
-    strength=0.66,
+    strength=0.48,
     title="the adapter refuses a memory key: {status} (kernel log)",
-    why="mlx5 refused CREATE_MKEY: no keys or memory left, or a kind of memory that it cannot register so.",
+    why="mlx5 refused CREATE_MKEY: no keys or memory left, or a kind of memory that it cannot register so. The limit on locked memory is only one reason.",
     where=lambda groups, line: not re.search(r"limits exceeded|bad system state|DESTROY_MKEY", line),
 )
 says(
@@ -105,9 +105,9 @@ says(
     "umem-get",
     "umem get failed (-{code:int})",
     cause="ib.memlock",
-    strength=0.62,
-    title="the kernel cannot pin the pages that an adapter shall register",
-    why="-12 is the locked-memory limit, -95 memory of a file system (DAX) that forbids it. (-14 is an address that is no ordinary memory: a GPU's, without nvidia_peermem.)",
+    strength=0.48,
+    title="the kernel cannot pin the pages that an adapter shall register (errno {code})",
+    why="12 is the locked-memory limit, 95 memory of a file system (DAX) that forbids it. (14 is an address that is no ordinary memory: a GPU's, without nvidia_peermem.)",
     where=lambda groups, line: groups["code"] != "14",
 )
 says(

@@ -24,7 +24,7 @@ says(
     "With communicationMode kLEADER, MPI worldSize is expected to be equal to tp*pp",
     cause="launch.world-size",
     strength=0.88,
-    title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for (tp x pp ranks, a GPU each)",
+    title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for",
     why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
 )
 says(
@@ -222,12 +222,12 @@ says(
     "Failed to provision all possible launchable resources",  # SkyPilot
     "VcpuLimitExceeded",
     "ResourceLimitExceeded",  # SageMaker
-    "Insufficient quota for ",  # Azure
-    "Quota '{quota}' exceeded. ",  # Google
+    "Insufficient quota for {}VM",  # Azure
+    "Quota '{quota}' exceeded. {}Limit: ",  # Google
     cause="launch.world-size",
     strength=0.9,
-    title="the cloud gives no (or no more) instances of this kind: none free, or the account's quota; nodes of the job cannot be started",
-    why="Ask for another zone or region, another kind of instance, or a reservation; with an all-or-nothing launch no node comes.",
+    title="the cloud starts no (more) instances of this kind: none is free, or the account's quota is used up",
+    why="Ask for another zone or region, another kind of instance, a reservation or a larger quota; with an all-or-nothing launch no node comes.",
 )
 says(
     "mpi-daemon-missing",
@@ -586,6 +586,7 @@ says(
     strength=0.62,
     title="the launcher could not start its processes on a host",
     why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
+    where=lambda groups, line: "error: kex_exchange" not in line,  # sshd's own, of anybody who hangs up
 )
 says(
     "mpi-interfaces",
@@ -689,7 +690,7 @@ says(
     "pod group is not ready",
     "queue resource quota insufficient",
     "insufficient unused quota",
-    "exceeded quota: ",
+    "exceeded quota: {quota}, requested: ",
     "TopologyAffinityError",
     "Node didn't have enough resource: ",
     cause="launch.world-size",

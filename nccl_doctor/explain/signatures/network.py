@@ -200,8 +200,8 @@ says(
     cause="net.peer-lost",
     strength=0.42,
     fold="a peer of torch.distributed.rpc is gone",
-    title="a peer of torch.distributed.rpc closed its connection: it died, or left before the others (rpc.shutdown() waits for all)",
-    why="What happened to the other process is in its own lines; at the end of a job it is usual.",
+    title="a peer of torch.distributed.rpc closed its connection: it died, or left before the others",
+    why="What happened to the other process is in its own lines; at the end of a job it is usual (rpc.shutdown() waits for all).",
 )
 says(
     "rpc-timeout",
@@ -226,8 +226,8 @@ says(
     "Failed bind on {address} , error: {error}",
     cause="net.port-in-use",
     strength=0.8,
-    title="DGL cannot listen on {address}: another process has the port (a server of an earlier run), or the address is of another host",
-    why='Its errno is often lost on the way: "error: Success".',
+    title="DGL cannot listen on {address}: the port is taken, or the address is of another host",
+    why='A server of an earlier run may still have the port. The errno is often lost on the way: "error: Success".',
     where=lambda groups, line: "tcp_socket.cc" in line and "annot assign" not in line,
 )
 says(
@@ -235,8 +235,8 @@ says(
     "Binding port {port:int} failed",
     cause="net.port-in-use",
     strength=0.85,
-    title="LightGBM cannot listen on port {port}: a worker of an earlier or another training has it (local_listen_port, machines)",
-    why="Each worker listens on the port that the list of machines gives it; on one host each needs one of its own.",
+    title="LightGBM cannot listen on port {port}: a worker of an earlier or another training has it",
+    why="Each worker listens on the port that machines (or local_listen_port) gives it; on one host each needs one of its own.",
     where=lambda groups, line: "LightGBM" in line,
 )
 says(

@@ -18,9 +18,10 @@ def _no_image(line: str) -> bool:
     return _NOT_THERE.search(line) is not None and re.search(r"image|manifest|pull|reference", line) is not None
 
 
-# Nothing answered; the cluster has too little of what was asked for; qsub of an interactive job.
+# Nothing answered, or its credentials did not fit; the job was over; too little of what was asked for; an interactive job of qsub.
 _NOT_REFUSED = (
-    r"contact|[Tt]imed out|node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
+    r"contact|[Tt]imed out|Zero Bytes|[Aa]uthentication|already completing|"
+    r"node configuration is not|More processors|waiting for job|^job \S+ (?:ready|completed)"
 )
 
 says(
@@ -287,7 +288,7 @@ says(
     "Error from server (InternalError): {message}",
     cause="unrelated",
     strength=0.6,
-    title="Kubernetes refuses the request: {message}",
+    title="Kubernetes answers a request with an error: {message}",
     why="The API server answered kubectl with an error: rights, a field of the object, or a webhook. Nothing of the job has begun.",
 )
 says(
@@ -324,7 +325,7 @@ says(
     "slurmd[{pid:int}]: fatal: {message}",
     "slurmctld: fatal: {message}",
     "slurmd: fatal: {message}",
-    "T{time:word}] fatal: {message}",  # their log files
+    "T{hour:int}:{minute:int}:{second:int}.{fraction:int}] fatal: {message}",  # their log files
     cause="unrelated",
     strength=0.8,
     title="Slurm's daemon does not start: {message}",
@@ -337,8 +338,8 @@ says(
     "error: Couldn't load specified plugin name for {plugin}: {error}",
     cause="unrelated",
     strength=0.8,
-    title="Slurm cannot load its plugin {plugin}: it was not built or installed here, or does not start (cgroup/v2 needs systemd and dbus)",
-    why="Slurm's daemons and commands load what slurm.conf and cgroup.conf name, and end where a plugin is missing or refuses.",
+    title="Slurm cannot load its plugin {plugin}",
+    why="Slurm's daemons and commands load what slurm.conf and cgroup.conf name. It was not built or installed here, or does not start (cgroup/v2 needs systemd and dbus).",
     where=lambda groups, line: not groups["plugin"].startswith("mpi/"),
 )
 says(
@@ -353,15 +354,18 @@ says(
     strength=0.85,
     title="the scheduler refuses the job: {reason}",
     why="An account, partition, limit or resource of the request is not valid here: nothing has begun.",
-    where=lambda groups, line: not re.search(_NOT_REFUSED, groups.get("reason", "")),
+    where=lambda groups, line: (
+        not re.search(_NOT_REFUSED, groups.get("reason", ""))
+        and ("qsub: " not in line or line.lstrip().startswith("qsub: "))
+    ),
 )
 says(
     "slurm-script-gone",
     "execve(): {path}/slurm_script: No such file or directory",
     cause="unrelated",
     strength=0.9,
-    title="the job's script is gone from the node's {path}: something cleans the directory (SlurmdSpoolDir), or slurmd could not write it",
-    why="slurmd writes the script below SlurmdSpoolDir before it starts it. /tmp is no place for that: its files are removed by age.",
+    title="the job's script is gone from the node's {path}",
+    why="slurmd writes the script below SlurmdSpoolDir before it starts it: something cleans that directory (/tmp is none for it), or slurmd could not write.",
 )
 says(
     "slurm-output-refused",
@@ -390,7 +394,6 @@ says(
 )
 says(
     "slurm-low-memory",
-    "has low real_memory size ({there:int} < {wanted:int})",
     "has low real_memory size",
     "Low RealMemory",
     cause="sys.node-failure",
@@ -431,14 +434,14 @@ says(
     "rdma-plugin-failed",
     "can not change : incorrect RDMA subsystem network namespace",
     "can not get RDMA subsystem network namespace mode",
-    "Fail to configure sriov; error = {error}",
-    "Warning: no devices in device pool, creating empty resource server for {resource}",
-    "Warning: no Rdma Devices were found for resource {resource}",
-    "missing RDMA device spec for device {device}",
+    "Fail to configure sriov; error = ",
+    "no devices in device pool, creating empty resource server for",
+    "no Rdma Devices were found for resource",
+    "missing RDMA device spec for device",
     cause="ib.device-not-found",
-    strength=0.7,
+    strength=0.8,
     title="the RDMA device plugin of the node has no device to hand out",
-    why="Its selectors fit no adapter, the adapter's driver made no RDMA device or no virtual functions, or the node's RDMA name spaces are exclusive "
+    why="Its selectors fit no adapter, the adapter's driver made no RDMA device (rdma_cm, umad, uverbs; issm for InfiniBand) or no virtual functions, or the node's RDMA name spaces are exclusive "
     "(`rdma system set netns shared`) where the shared plugin needs them shared.",
 )
 says(

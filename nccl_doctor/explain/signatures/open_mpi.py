@@ -135,7 +135,6 @@ says(
     "intel-mpi-fabric",
     " fabric is not available and fallback fabric is not enabled",
     "MPI startup(): cannot open dynamic library lib",
-    "Driver initialization failure on /dev/",
     cause="net.plugin",
     strength=0.68,
     title="Intel MPI cannot use the fabric that it was told to use",
@@ -147,8 +146,9 @@ says(
     "process_vm_readv{}Operation not permitted",
     cause="sys.container",
     strength=0.82,
-    title="MPI may not read the memory of its neighbour process: ptrace is restricted (Yama, a container without SYS_PTRACE)",
-    why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope and seccomp forbid.",
+    title="MPI may not read the memory of its neighbour process: ptrace is restricted",
+    why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope, seccomp or a container without SYS_PTRACE forbid.",
+    where=lambda groups, line: "MPI" in line or "process_vm_readv" in line,
 )
 says(
     "hydra-gives-up",
@@ -159,6 +159,6 @@ says(
     cause="net.peer-lost",
     strength=0.4,
     fold="Hydra's processes give up",
-    title="mpiexec (Hydra) lost one of its proxies or processes: why, its own log does not say",
+    title="mpiexec (Hydra) lost one of its proxies or processes, and does not say why",
     why="Each caller adds its line on the way up; the first line, or the process that ended first, tells more.",
 )

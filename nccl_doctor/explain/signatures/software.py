@@ -111,14 +111,6 @@ says(
     ),
 )
 says(
-    "heap-corrupted",
-    "double free or corruption",
-    cause="sw.library-conflict",
-    strength=0.76,
-    title="a process's heap is corrupted: two builds of one library in it, or its own bug",
-    why="glibc finds memory freed twice or its bookkeeping overwritten: often an extension built against another torch or C++ library, else a bug, or a device that wrote where it should not.",
-)
-says(
     "toolkit-mismatch",
     "The detected CUDA version ({system}) mismatches the version that was used to compile",
     "Installed CUDA version {system} does not match the version torch was compiled with {torch}",
@@ -139,6 +131,7 @@ says(
     why="DeepSpeed compiles its extensions with a CUDA of the same major version as torch's, or was told not to look.",
 )
 # bitsandbytes 0.35 to 0.50
+_NO_BITSANDBYTES = "bitsandbytes can load no binary: it has none for this CUDA, or does not find CUDA's runtime"
 says(
     "bitsandbytes-refuses",
     "CUDA Setup failed despite {device} being available",
@@ -146,8 +139,8 @@ says(
     "not available in CPU-only version of bitsandbytes",
     cause="sw.library-conflict",
     strength=0.88,
-    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
-    why="It raises where its binary is used: the wheel has one for each CUDA, BNB_CUDA_VERSION chooses another than torch's.",
+    title=_NO_BITSANDBYTES,
+    why="It raises where its binary is used: the wheel has one for each CUDA, BNB_CUDA_VERSION chooses another than torch's; python -m bitsandbytes tells.",
 )
 says(
     "bitsandbytes-without-binary",
@@ -157,7 +150,7 @@ says(
     "CUDA SETUP: Required library version not found: libbitsandbytes",
     cause="sw.library-conflict",
     strength=0.6,
-    title="bitsandbytes has no binary that it can load here: none for this CUDA, or CUDA's runtime is not found (python -m bitsandbytes tells which)",
+    title=_NO_BITSANDBYTES,
     why="Only told at its import: it fails later, and only if the job uses it.",
 )
 # xformers 0.0.16 to 0.0.35
@@ -486,9 +479,10 @@ says(
     "munmap_chunk(): invalid pointer",
     "*** stack smashing detected ***",
     cause="sw.library-conflict",
-    strength=0.52,
-    title="the C library found memory overwritten: two builds of one library in a process, or a bug of an extension",
-    why="It sees the damage later than it was done. Import order and LD_PRELOAD matter where two libstdc++, OpenMP or allocators meet.",
+    strength=0.48,
+    title="the C library found memory overwritten: two builds of one library in a process, or a bug of native code",
+    why="It sees the damage later than it was done: often by an extension built against another torch or C++ library, also by a bug, or a device that wrote "
+    "where it should not. Import order and LD_PRELOAD matter where two libstdc++, OpenMP or allocators meet.",
 )
 says(
     "cpu-lacks-instruction",
@@ -499,7 +493,7 @@ says(
     "died with <Signals.SIGILL",
     cause="sw.library-conflict",
     strength=0.52,
-    title="a process met an instruction that its CPU does not have: a library built for a newer CPU, or native code that traps on purpose",
+    title="a process ended at an illegal instruction: a library built for a newer CPU, or native code that traps",
     why="Wheels built with AVX-512 or for another machine's CPU (-march=native); some programs also end on an error of theirs with a trap.",
 )
 says(

@@ -147,8 +147,8 @@ says(
     cause="launch.rdzv",
     strength=0.46,
     fold="the store answered something else",
-    title="the store answers something else than was asked: another version of torch on its side, another program on its port, or a connection that broke",
-    why="A client of the TCPStore reads an answer that its protocol does not have at this point.",
+    title="the store's answer does not fit the question: another version of torch there, or another program on its port",
+    why="A client of the TCPStore reads what its protocol does not have at this point; a connection that broke in the middle looks the same.",
 )
 says(
     "comm-aborted",

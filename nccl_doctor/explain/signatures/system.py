@@ -296,7 +296,6 @@ says(
     "Errno 116",
     "lease expired",
     "Connection to {} (at {}) was lost; in progress operations using this service",
-    "certificate is not yet valid",
     "WekaFS",
     "Host is down",
     "Errno 107",

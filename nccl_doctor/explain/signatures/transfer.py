@@ -171,7 +171,7 @@ says(
     cause="net.peer-lost",
     strength=0.4,
     fold="KV-cache transfers that failed",
-    title="transfers of KV caches between prefill and decode fail; why, another rank or the other instance says",
+    title="transfers of KV caches between prefill and decode fail; another rank or the other instance says why",
     why="One request's cache did not arrive; the reason stands at the end of the line, or on another rank.",
 )
 says(
@@ -232,7 +232,7 @@ says(
     cause="net.plugin",
     strength=0.48,
     fold="NIXL's backend refused",
-    title="NIXL's backend (UCX, where no other is named) refused",
+    title="NIXL's backend (UCX, where no other is named) refused a request",
     why="The reason is the backend's: its lines with UCX_LOG_LEVEL=info tell. GPU memory that cannot be registered is often a UCX without CUDA, or a second UCX beside the wheel's own.",
 )
 says(
@@ -240,7 +240,7 @@ says(
     "Remote NIXL agent engine ID mismatch",
     cause="net.wrong-interface",
     strength=0.82,
-    title="a NIXL handshake reached another engine than it meant: VLLM_NIXL_SIDE_CHANNEL_HOST (default localhost) is not an address of the other host",
+    title="a NIXL handshake reached another engine than it meant (VLLM_NIXL_SIDE_CHANNEL_HOST is localhost by default)",
     why="vLLM asks the side channel's address for the engine's agent. Left at its default, both hosts tell their own localhost; the same port for two "
     "engines of a host (VLLM_NIXL_SIDE_CHANNEL_PORT), or a pod that was started anew, looks the same.",
 )
@@ -251,7 +251,7 @@ says(
     cause="net.peer-lost",
     strength=0.46,
     fold="a server of llama.cpp's RPC is gone",
-    title="a server of llama.cpp's RPC ended, or sent what is none of its answers",
+    title="a server of llama.cpp's RPC ended, or its answer cannot be read",
     why="rpc-server's own output says why: mostly its GPU or host ran out of memory, or an operation its backend lacks.",
 )
 says(
@@ -261,7 +261,7 @@ says(
     cause="net.master-unreachable",
     strength=0.46,
     title="{endpoint} does not answer: nothing listens there, or a firewall or a wrong address is in between",
-    why="llama.cpp names the server of --rpc that it cannot reach, and tells no reason; rpc-server listens on 127.0.0.1 unless it is given -H.",
+    why="The program names whom it does not reach, and no reason. llama.cpp's rpc-server listens on 127.0.0.1 unless it is given -H.",
     where=lambda groups, line: re.search(r"(?:connect to|failed for) \S*:\d{1,5}\s*$", line) is not None,
 )
 says(
@@ -324,14 +324,22 @@ says(
 )
 says(
     "mooncake-registers",
-    "Failed to register memory {address:word}: {error} [{errno:int}]",
+    "rdma_context.cpp:{line:int}] Failed to register memory {address:word}: Cannot allocate memory [12]",
+    cause="ib.memlock",
+    strength=0.72,
+    title="Mooncake cannot register memory with the adapter: Cannot allocate memory",
+    why="ENOMEM is the locked-memory limit, or the adapter's keys.",
+)
+says(
+    "mooncake-registers-otherwise",
+    "rdma_context.cpp:{line:int}] Failed to register memory {address:word}: {error} [{errno:int}]",
     "Failed to register memory region (chunk",
     "RdmaTransport: Failed to register memory: addr {address:word} length",
     cause="ib.memlock",
-    strength=0.72,
-    title="the adapter registers no memory for Mooncake: {error}",
-    why="ENOMEM is the locked-memory limit or the adapter's keys; ERANGE, EINVAL and EIO are a driver that registers no such size (its max_mr_size) or kind of memory.",
-    where=lambda groups, line: "Bad address" not in line,
+    strength=0.48,
+    title="Mooncake cannot register memory with the adapter: {error}",
+    why="ERANGE, EINVAL and EIO are a driver that registers no such size (its max_mr_size) or kind of memory; where no error is told it is usually the limit.",
+    where=lambda groups, line: not re.search("Bad address|Cannot allocate memory", line),
 )
 says(
     "mooncake-handshake",
@@ -351,7 +359,7 @@ says(
 says(
     "mooncake-transfer",
     "Failed to complete transfers after {seconds:int} seconds for batch",
-    "Transfer failed for task{task:int}",
+    "] Transfer failed for task{task:int}",
     "transfer_incomplete max_attempts=",
     "Put operation failed with error: TRANSFER_FAIL",
     "Sync batch data transfer timeout after",
@@ -359,15 +367,15 @@ says(
     cause="ib.retry-exceeded",
     strength=0.42,
     fold="transfers of Mooncake fail",
-    title="Mooncake's transfers fail or do not complete: its transport's own lines (worker_pool, rdma_endpoint) say why",
+    title="Mooncake's transfers fail or do not complete: its transport's own lines say why",
     why="Adapters that do not reach each other (rails without a route between them: MC_ENABLE_DEST_DEVICE_AFFINITY=1), a peer that is gone, or memory that one of them did not register.",
 )
 
 says(
     "openshmem-transport",
-    "ERROR: Transport init failed",
-    "ERROR: transport_none.h:{line:int}: shmem_transport",
-    "ERROR: transport_ofi.{place}: ",
+    "] ERROR: Transport init failed",
+    "] ERROR: transport_none.h:{line:int}: shmem_transport",
+    "] ERROR: transport_ofi.{place}: ",
     "]        No path to peer",
     cause="net.plugin",
     strength=0.66,

@@ -252,9 +252,53 @@ def test_no_peer_access_in_turbomind_is_worth_knowing() -> None:
     assert [item.playbook for item in got.worth_knowing] == ["gpu.p2p"]
 
 
-@pytest.mark.parametrize("line", ["qsub: waiting for job 123.pbs to start", "qsub: job 123.pbs ready"])
-def test_an_interactive_job_is_not_refused(line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "qsub: waiting for job 123.pbs to start",
+        "qsub: job 123.pbs ready",
+        "sent to the cluster by qsub: 123.pbs",
+        "Mar  1 11:05:02 gpu1 sshd[812]: error: kex_exchange_identification: Connection closed by remote host",
+        "[2024-05-01T10:00:00Z] fatal: upstream closed the stream, connecting again",
+        "Insufficient quota for user ann on /scratch",
+    ],
+)
+def test_what_sounds_like_a_refusal_of_the_job_and_is_none(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "user ann exceeded quota: /home 101G of 100G",
+        "Quota 'requests per minute' exceeded. Try again later.",
+        "ERROR: Transport init failed, using the file transport",
+        "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+        "srun: error: Unable to allocate resources: Protocol authentication error",
+        "srun: error: Unable to allocate resources: Job/step already completing or completed",
+        "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, but soft recovered",
+    ],
+)
+def test_what_another_program_says_in_like_words_gives_no_verdict(line: str) -> None:
+    assert explain_text(f"{line}\n").verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1746690477.97] [n1:6:0] ucp_context.c:1268 UCX  WARN  transport 'cuda' is not available, please use one or more of: self, sm",
+        "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
+        "No OpenFabrics connection schemes reported that they were able to be",
+        "Open MPI failed an OFI Libfabric library call (fi_domain).  This is highly",
+        "[2023-10-24 03:59:58,924 W 8 8] accessor.cc:401: Some processes that the driver needs to connect to have not registered with GCS",
+        'error: unable to upgrade connection: container not found ("worker")',
+        "[313.6] amdgpu 0000:0d:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x12",
+    ],
+)
+def test_a_job_goes_on_without_it(line: str) -> None:
+    steps = "".join(f"step {step} loss {3 - step / 100}\n" for step in range(1, 9))
+    assert explain_text(f"{line}\n").verdict is Verdict.UNDECIDED
+    assert explain_text(f"{line}\n{steps}").verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,14 @@ def test_an_mpi_that_could_not_start_and_was_started_anew_is_healthy() -> None:
     assert got.verdict is Verdict.HEALTHY
 
 
+def test_a_peer_of_rpc_that_leaves_after_the_end_is_the_shutdown() -> None:
+    left = (
+        "[W tensorpipe_agent.cpp:725] RPC agent for w2 encountered error when reading incoming request from w1: EOF\n"
+    )
+    assert explain_text(f"{_STEPS}Training finished\n{left}").verdict is Verdict.HEALTHY
+    assert explain_text(f"{_STEPS}{left}").verdict is Verdict.UNDECIDED
+
+
 def test_a_traceback_below_the_end_is_trouble_though_it_is_cut() -> None:
     cut = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\n    run(x)\n'
     assert explain_text(_STEPS + "Training finished\n" + cut).verdict is Verdict.UNDECIDED

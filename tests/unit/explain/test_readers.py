@@ -273,6 +273,7 @@ def test_a_paste_that_begins_inside_a_traceback_keeps_its_frames(first: str, lea
     assert (item.type, item.where, item.frames) == ("KeyError", "/w/train.py:88", ("/w/train.py:120", "/w/train.py:88"))
 
 
-def test_a_frame_in_the_middle_of_a_log_begins_no_traceback() -> None:
-    log = "hello\nworld\n" + '  File "/w/train.py", line 120, in main\n    main()\n' + "KeyError: 'dog'\n"
+@pytest.mark.parametrize("first", ["hello", 'WARN at File "a.py", line 3, in f'])
+def test_a_frame_in_the_middle_of_a_log_begins_no_traceback(first: str) -> None:
+    log = f"{first}\nworld\n" + '  File "/w/train.py", line 120, in main\n    main()\n' + "KeyError: 'dog'\n"
     assert all(not item.frames for item in _scan(log).tracebacks)

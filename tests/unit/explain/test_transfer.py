@@ -66,13 +66,7 @@ FOUND = {
         "status bad parameter(0x3), syndrome (0x4bb88f)",
     ),
     "ib.memlock": (
-        "W0302 10:03:01.2 7 rdma_transport.cpp:400] RdmaTransport: Failed to register memory: addr 0x733a96e00000 length 2896659072",
-        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
-        "status bad resource(0x5), syndrome (0x5a), err(-22)",
-        "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
-        "infiniband mlx5_0: create_mkey_callback:131:(pid 0): async reg mr failed. status -12",
-        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
-        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Cannot allocate memory [12]",
     ),
     "gpu.oom": ("/opt/nvshmem/src/host/mem/mem_heap.cpp:612: Not enough space for allocating memory",),
     "ib.gid-index": (
@@ -226,7 +220,7 @@ GUESSED = {
         "[LOG_CAT_ML] ml_discover_hierarchy exited with error",
         "[n3:831195] Error: coll_ucc_module.c:265 - mca_coll_ucc_init_ctx() UCC library doesn't support MPI_THREAD_MULTIPLE",
     ),
-    "sys.clock-or-dns-or-fs": (
+    "unrelated": (
         "[  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
         "kernel: [  731.073998] sof-audio-pci 0000:00:1f.3: error: status = 0x00000000 panic = 0x00000000",
         "[Tue Mar  4 02:11:08 2025] snd_hda_intel 0000:41:00.1: probe failed with error -71",
@@ -237,6 +231,15 @@ GUESSED = {
         "[<ffffffffc33d41c2>] uvm_spin_loop+0xb2/0xe0 [nvidia_uvm]\n[<ffffffffc3418ab3>] wait_for_entry_with_spin+0x63/0x170 [nvidia_uvm]",
         "[  731.0] xhci_hcd 0000:41:00.0: AER: can't recover (no error_detected callback)\n"
         "[  731.1] pcieport 0000:40:01.1: AER: device recovery failed",
+    ),
+    "ib.memlock": (
+        "[82047.69] mlx5_1:mr_umem_get:766:(pid 6): umem get failed (-95)",
+        "W0302 10:03:01.2 7 rdma_transport.cpp:400] RdmaTransport: Failed to register memory: addr 0x733a96e00000 length 2896659072",
+        "[ 91.90] mlx5_core 0000:04:00.0: mlx5_cmd_out_err:803:(pid 7): CREATE_MKEY(0x200) op_mod(0x0) failed, "
+        "status bad resource(0x5), syndrome (0x5a), err(-22)",
+        "infiniband mlx5_0: create_mkey_callback:131:(pid 0): async reg mr failed. status -12",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Input/output error [5]",
+        "E0812 11:02:31.201 88 rdma_context.cpp:265] Failed to register memory 0x7e1ac0000000: Numerical result out of range [34]",
     ),
     "ib.qp-connect": ('Port 1, Test Case 0 "PASSED"!\nMLX5 Error CQE: at [0x7f6a7d20c000], len=64',),
     "app.rank-exception": (
