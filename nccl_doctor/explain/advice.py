@@ -180,9 +180,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        elif best or case.distributed or _says(case, "nccl"):
+        elif case.distributed or _says(case, "nccl"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
-        else:
+        elif not best:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))

@@ -49,7 +49,7 @@ def _is_library_noise(item: Traceback) -> bool:
 
 
 def _title(item: Traceback, ranks: set[int]) -> str:
-    who = ""
+    who = "the program "
     if ranks:
         listed = sorted(ranks)
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "

@@ -180,7 +180,7 @@ says(
     cause="launch.world-size",
     strength=0.52,
     fold="waiting for resources",
-    title="the job waits for GPUs or nodes that are not free, or not there",
+    title="the job waits for GPUs or nodes that are not free, or do not exist",
     why="Ray cannot place the workers (yet): too few free GPUs, or the driver's address is not one of its nodes.",
 )
 says(

@@ -583,7 +583,7 @@ says(
     ),
     cause="env.bad-nccl-var",
     strength=0.93,
-    title="NCCL_NET={network} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own",
+    title="NCCL has no network {network} (NCCL_NET): it has IB, Socket, and what a plugin calls its own",
     why="NCCL_NET chooses the transport. An interface is chosen by NCCL_SOCKET_IFNAME, an adapter by NCCL_IB_HCA.",
 )
 says(
@@ -826,7 +826,7 @@ says(
     cause="net.plugin",
     strength=0.46,
     fold="UCX goes without what it was asked for",
-    title="UCX is asked for what it does not have here: {names}",
+    title="UCX is asked for transports or devices that it does not have here: {names}",
     why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
 )
 says(
@@ -1106,6 +1106,6 @@ says(
     "( Could be {what})",
     cause="net.slow",
     strength=0.62,
-    title="a link runs below what both of its ends can: Could be {what}",
+    title="a link runs slower than both of its ends can; it could be {what}",
     why="iblinkinfo compares the width and speed that a link came up with to what its ports support: a cable, a transceiver or a dirty end.",
 )

@@ -200,7 +200,7 @@ says(
     "srun: error: Invalid MPI type",
     cause="sw.library-conflict",
     strength=0.86,
-    title="srun cannot load the MPI plug-in that is asked for: take one that works of `srun --mpi=list`, or install PMIx where Slurm looks",
+    title="srun cannot load the MPI plug-in that was asked for: choose one that `srun --mpi=list` shows, or install PMIx where Slurm looks for it",
     why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
 )
 says(
@@ -265,7 +265,7 @@ says(
     cause="sw.library-conflict",
     strength=0.48,
     fold="MPI_Init failed",
-    title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
+    title="MPI could not initialise: usually a process that another MPI's mpirun started, or none",
     why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
 )
 says(
@@ -640,7 +640,7 @@ says(
     "Open MPI accepted a TCP connection from what appears to be a",
     cause="net.wrong-interface",
     strength=0.72,
-    title="a peer's MPI connections come from an address that it did not tell (several networks, a bridge or NAT in between)",
+    title="a peer's MPI connections come from an address that it has not announced (several networks, a bridge or NAT in between)",
     why="Open MPI knows its peers by their addresses, and drops others. --net=host, or btl_tcp_if_include with the network that reaches all hosts.",
 )
 says(

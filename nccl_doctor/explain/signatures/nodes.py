@@ -395,7 +395,7 @@ says(
     "gres/{kind:word}: invalid GRES core specification {difference}",
     cause="unrelated",
     strength=0.44,
-    title="slurm.conf describes the node otherwise than its hardware is: {difference}",
+    title="slurm.conf describes the node differently from its hardware: {difference}",
     why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
 )
 says(

@@ -93,7 +93,7 @@ says(
     cause="net.peer-lost",
     strength=0.46,
     fold="an MPI peer disconnected",
-    title="an MPI peer went away: what it said itself is the cause",
+    title="an MPI peer went away: its own output says why",
     why="Open MPI says itself that the peer's failure is what needs to be looked at.",
 )
 says(
@@ -159,6 +159,6 @@ says(
     cause="net.peer-lost",
     strength=0.4,
     fold="Hydra's processes give up",
-    title="mpiexec (Hydra) lost one of its proxies or processes: why, its own log does not say",
+    title="mpiexec (Hydra) lost one of its proxies or processes; its own log does not say why",
     why="Each caller adds its line on the way up; the first line, or the process that ended first, tells more.",
 )

@@ -416,7 +416,7 @@ says(
     role=Role.SYMPTOM,
     cause="app.rank-exception",
     strength=0.36,
-    title="Python crashed while it ended: a thread of a library outlived the interpreter; why the program ended, the log does not say",
+    title="Python crashed while it ended: a thread of a library outlived the interpreter; the log does not say why the program ended",
     why="The program was over, well or by an exception, when a thread that still ran asked for the interpreter.",
 )
 says(

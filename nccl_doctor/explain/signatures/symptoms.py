@@ -138,8 +138,8 @@ says(
     role=S,
     cause="launch.rdzv",
     strength=0.46,
-    fold="the store answered something else",
-    title="the store answers something else than was asked: another version of torch on its side, another program on its port, or a connection that broke",
+    fold="the store's answer did not fit",
+    title="the store's answer does not fit what was asked: another version of torch on its side, another program on its port, or a connection that broke",
     why="A client of the TCPStore reads an answer that its protocol does not have at this point.",
 )
 says(
@@ -267,7 +267,7 @@ says(
     cause="app.rank-exception",
     strength=0.4,
     fold="the launcher reports a failed process",
-    title="colossalai's launcher says that torchrun failed; why, it does not say",
+    title="colossalai's launcher says that torchrun failed, and not why",
     why="colossalai run starts torchrun on each host (over ssh elsewhere) and swallows what it said: start that torchrun there by hand.",
 )
 _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself

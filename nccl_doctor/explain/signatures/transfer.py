@@ -157,8 +157,8 @@ says(
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.46,
-    fold="a prefill or decode instance answers no more",
-    title="the other side of a KV-cache transfer answers no more",
+    fold="a prefill or decode instance no longer answers",
+    title="the other side of a KV-cache transfer no longer answers",
     why="Said of the peer by guess: its process or node died, or the transfer between them broke (a port, a cable, used-up ports) while both live. Its own log and its pod's events say which.",
 )
 says(
@@ -171,7 +171,7 @@ says(
     cause="net.peer-lost",
     strength=0.4,
     fold="KV-cache transfers that failed",
-    title="transfers of KV caches between prefill and decode fail; why, another rank or the other instance says",
+    title="transfers of KV caches between prefill and decode fail; the log of another rank or of the other instance says why",
     why="One request's cache did not arrive; the reason stands at the end of the line, or on another rank.",
 )
 says(
@@ -251,7 +251,7 @@ says(
     cause="net.peer-lost",
     strength=0.46,
     fold="a server of llama.cpp's RPC is gone",
-    title="a server of llama.cpp's RPC ended, or sent what is none of its answers",
+    title="a server of llama.cpp's RPC ended, or its answer makes no sense",
     why="rpc-server's own output says why: mostly its GPU or host ran out of memory, or an operation its backend lacks.",
 )
 says(
@@ -309,7 +309,7 @@ says(
     "'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
     cause="app.pg-misuse",
     strength=0.78,
-    title="DeepEP's kernels between hosts want more ranks than fit one NVLink domain (8), or its low-latency mode",
+    title="DeepEP's kernels between hosts need more ranks than one NVLink domain holds (8), or its low-latency mode",
     why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
 )
 says(
@@ -404,6 +404,6 @@ says(
     "Message from engine with unexpected data parallel rank",
     cause="launch.world-size",
     strength=0.84,
-    title="an engine came with a rank that the first node does not expect",
+    title="an engine reported a rank that the first node does not expect",
     why="--data-parallel-size, -local or -start-rank differ between the nodes.",
 )

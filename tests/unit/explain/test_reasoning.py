@@ -905,6 +905,21 @@ def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> Non
     assert next(item.when for item in told if item.when) == "08:55:28"
 
 
+def test_the_timeline_says_what_happened_and_not_the_name_of_a_cause() -> None:
+    told = explain_text(
+        "got bad completion with status: 0xc, vendor syndrome: 0x81\nstatus: 5\nRETRY_EXC_ERR\n"
+    ).timeline
+    assert [item.what for item in told] == ["the fabric did not deliver: transport retries exceeded"]
+
+
+def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
+    """A driver's, MPI's or scheduler's log is not told better by NCCL_DEBUG."""
+    said = "ib_mlx5_dv.c:161  UCX  ERROR mlx5dv_devx_obj_create(QP) failed, syndrome 0: Connection timed out"
+    ask = "NCCL_DEBUG=INFO"
+    assert not any(ask in step for step in explain_text(f"{said}\n").next)
+    assert any(ask in step for step in explain_text(f"backend: nccl\n{said}\n").next)
+
+
 def test_an_adapter_that_cannot_be_opened_is_passed_over_where_all_use_the_same() -> None:
     refused = "h1:5:5 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_4\n"
     uses = "h{}:5:5 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE {}; OOB eth0:10.0.0.{}<0>\n"
@@ -921,7 +936,7 @@ def test_no_title_shows_a_hole() -> None:
     for signature in all_signatures().values():
         for template in signature.templates if signature.title else ():
             told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
-            title = candidates._title(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
+            title = candidates.told(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
             assert not dangling.search(title), (template.text, title)
 
 
