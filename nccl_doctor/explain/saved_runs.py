@@ -34,7 +34,7 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
     run could not measure is a problem of the input: it can make nothing healthy. A job that was seen hanging was ended, or
     timed out, because it hung.
     """
-    found = {(item.title, item.hosts): _cause(item, run) for run, item in _findings(runs, Severity.FAIL)}
+    found = {(item.id, item.title, item.hosts): _cause(item, run) for run, item in _findings(runs, Severity.FAIL)}
     faults = list(found.values())  # what several runs found, once
     told = list(explanation.causes)
     hung = any(fault.id.startswith("hang.") for fault in faults)
