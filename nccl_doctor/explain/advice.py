@@ -109,7 +109,17 @@ _NEXT = {
 }
 
 
-_WITHOUT_NCCL = ("app.", "launch.", "unrelated", "gpu.", "sys.")  # NCCL's lines would add nothing
+# NCCL's lines would add nothing to a cause with one of these pages.
+_WITHOUT_NCCL = (
+    "app.",
+    "launch.",
+    "unrelated",
+    "gpu.",
+    "sys.",
+    "host.",
+    "net.plugin.transport",
+    "sw.library-conflict.mpi",
+)
 
 
 def _closed_first(case: Case) -> str:
@@ -133,7 +143,7 @@ def _says(case: Case, words: str) -> bool:
 
 def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
     """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, or a job that speaks of Gloo only."""
-    found = best is not None and verdict is not Verdict.UNDECIDED and best.id.startswith(_WITHOUT_NCCL)
+    found = best is not None and verdict is not Verdict.UNDECIDED and best.playbook.startswith(_WITHOUT_NCCL)
     return found or (_says(case, "gloo") and not _says(case, "nccl"))
 
 

@@ -72,7 +72,7 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    page = playbooks.load(playbooks.for_finding(item.id))
+    page = playbooks.load(item.page or playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
     return Cause(
         id=item.id,

@@ -75,6 +75,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups}
                 or hosts_of(hits),  # of whom they speak
                 signature.why,
+                signature.page,
             )
 
 

@@ -181,7 +181,8 @@ def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
     hits = case.hits("verbs-abi")
     if hits:
         title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
-        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), final=True)
+        page = "ib.device-not-found.driver-failed"
+        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), page=page, final=True)
 
 
 @diagnosis
@@ -190,7 +191,8 @@ def no_driver_library(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in case.hits("libibverbs-driver") if "couldn't load driver" not in hit.text]
     if hits and (none := case.hits("no-hca")):
         title = "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here"
-        yield Candidate("ib.device-not-found", 0.86, title, [*hits, *none[:2]], *speakers(hits))
+        page = "ib.device-not-found.no-provider"
+        yield Candidate("ib.device-not-found", 0.86, title, [*hits, *none[:2]], *speakers(hits), page=page)
 
 
 @diagnosis

@@ -123,6 +123,7 @@ says(
     "Direct firmware load for nvidia/{file} failed with error",
     'Failed to load {}firmware "amdgpu/{file}"',
     cause="gpu.driver",
+    page="gpu.driver.mismatch",
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",
     why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",

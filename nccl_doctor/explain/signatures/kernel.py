@@ -59,6 +59,7 @@ says(
     "bnxt_en: probe of {dev:word} failed with error",
     "ice: probe of {dev:word} failed with error",
     cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
     strength=0.84,
     title="the driver could not start a network adapter (kernel log)",
     why="The probe of the adapter failed: driver and firmware do not fit, or the adapter does not answer. It has no RDMA device then.",

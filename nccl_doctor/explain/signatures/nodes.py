@@ -94,6 +94,7 @@ says(
     "Credential replayed",
     "System clock wrong by",
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.credentials",
     strength=0.86,
     title="the hosts' clocks (or munge keys) differ: Slurm's credentials are refused",
     why="A credential is valid for minutes: clocks that differ, or another munge key, make every launch fail.",
@@ -156,6 +157,7 @@ says(
     "failed to setup network for sandbox",
     "CreateContainerConfigError",
     cause="sys.container",
+    page="sys.container.not-started",
     strength=0.72,
     title="the container could not be started",
     why="The runtime failed before the program began: image, sandbox or pod network.",
@@ -404,6 +406,7 @@ says(
     "Unable to contact slurm controller",
     "failed to fetch remote configs",  # slurmd and sackd without a slurm.conf of their own
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.credentials",
     strength=0.78,
     where=lambda groups, line: "slurm_load_" not in line,  # squeue, sinfo: who only asks
     title="Slurm's commands reach no munged on this host, or no slurmctld",

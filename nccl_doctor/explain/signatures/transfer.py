@@ -230,6 +230,7 @@ says(
     "backend initialization error for '",
     role=Role.SYMPTOM,
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.48,
     fold="NIXL's backend refused",
     title="NIXL's backend (UCX, where no other is named) refused",
