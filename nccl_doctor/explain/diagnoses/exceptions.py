@@ -224,7 +224,7 @@ def pipe_to_a_process_that_has_gone(case: Case) -> Iterable[Candidate]:
     """A process found the pipe to its parent or child closed: that one had failed. No network lies between them."""
     gone = case.exceptions.of_pipes
     if gone and not case.exceptions.ordinary:
-        title = "a process found that another one of the same program, its parent or child, had gone; why, that one's lines say"
+        title = "a process found that another one of the same program, its parent or child, had gone: the lines of that one say why"
         for cause, strength in (("app.rank-exception", 0.42), ("app.dataloader-worker", 0.38), ("unrelated", 0.36)):
             yield Candidate(cause, strength, title, _evidence(gone))
 

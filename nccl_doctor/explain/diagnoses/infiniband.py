@@ -55,7 +55,7 @@ def nvshmem_passes_over_all(case: Case) -> Iterable[Candidate]:
     foreign = [hit for hit in passed if "is not enumerated as an mlx5 device" in hit.text]
     refused = [hit for hit in passed if "cannot allocate buffer on the specified memory type" in hit.text]
     if foreign and not refused:
-        title = "NVSHMEM's IBGDA needs ConnectX adapters (mlx5), and these are others"
+        title = "NVSHMEM's IBGDA needs ConnectX adapters (mlx5), and these are not"
         yield Candidate("ib.device-not-found", strength, title, foreign, *speakers(foreign))
     if refused:
         title = "NVSHMEM's IBGDA cannot register GPU memory with any adapter: GPUDirect RDMA does not work here"

@@ -837,7 +837,7 @@ says(
     cause="net.plugin",
     page="net.plugin.transport",
     strength=0.64,
-    title="MPI's way over libfabric fails ({call})",
+    title="MPI's transport over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
 )
@@ -859,7 +859,7 @@ says(
     page="net.plugin.transport",
     strength=0.48,
     fold="Open MPI does not start on libfabric",
-    title="Open MPI's way over libfabric does not start ({call})",
+    title="Open MPI's transport over libfabric does not start ({call})",
     why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
 )
 says(
@@ -868,7 +868,7 @@ says(
     cause="net.plugin",
     page="net.plugin.transport",
     strength=0.62,
-    title="Charm++'s way over libfabric fails ({call})",
+    title="Charm++'s transport over libfabric fails ({call})",
     why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
 )
 says(
@@ -986,7 +986,7 @@ says(
     "assign_context command failed: {error}",
     cause="ib.device-not-found",
     strength=0.66,
-    title="PSM (libfabric's way over Omni-Path, or with PSM3 any adapter) cannot open an adapter",
+    title="PSM (libfabric's provider for Omni-Path; PSM3 for any adapter) cannot open an adapter",
     why="No hfi1 device or link in this process, or more processes on the host than the adapter has contexts ('Device or resource busy': "
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )

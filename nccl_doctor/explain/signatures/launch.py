@@ -182,7 +182,7 @@ says(
     "localId {id:int} is out of range",
     cause="launch.world-size",
     strength=0.85,
-    title="two processes claim the same rank, or the sizes differ",
+    title="two processes claim the same rank, or were told different world sizes",
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
@@ -555,7 +555,7 @@ says(
     "Readiness probe failed",
     cause="launch.killed",
     strength=0.6,
-    title="a probe of the kubelet failed",
+    title="a Kubernetes probe of the pod failed",
     why="After failureThreshold failures in a row the kubelet restarts the container; one alone means nothing.",
 )
 says(

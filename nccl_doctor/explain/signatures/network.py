@@ -110,7 +110,7 @@ says(
     "system error: 10013 - ",
     cause="net.port-in-use",
     strength=0.82,
-    title="Windows does not lend out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
+    title="Windows does not give out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
     why="WSAEACCES on bind or connect. With another --master-port, outside of the ranges shown, it works.",
 )
 

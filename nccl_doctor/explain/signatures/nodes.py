@@ -186,7 +186,7 @@ says(
     "container_p_join: setns failed for {path}",
     cause="sys.container",
     strength=0.78,
-    title="a node has lost the job's private name space (job_container/tmpfs)",
+    title="a node has lost the job's private namespace (job_container/tmpfs)",
     why="Slurm could not join the mount name space that the job got on this node: slurmd was restarted, or the prolog failed there.",
 )
 says(

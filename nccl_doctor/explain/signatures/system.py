@@ -214,7 +214,7 @@ says(
     "Killed",
     cause="sys.host-oom",
     strength=0.28,
-    title="the shell says that the process was killed (SIGKILL): the memory limit, or somebody",
+    title="the shell says that the process was killed (SIGKILL): by the memory limit, or by somebody",
     why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
     where=lambda groups, line: bool(SHELL_KILLED.search(line)),
     wake=("Killed",),

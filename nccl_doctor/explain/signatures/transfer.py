@@ -70,7 +70,7 @@ says(
     "GDRCopy library version is not compatible with gdrapi.h",
     cause="sw.library-conflict",
     strength=0.9,
-    title="parts of NVSHMEM of different versions meet",
+    title="parts of NVSHMEM are of different versions",
     why="The host library, its plugins, the device code or the other ranks' library are of another version.",
 )
 says(
@@ -79,7 +79,7 @@ says(
     "Number of PEs found doesn't match the PE node count",
     cause="launch.world-size",
     strength=0.88,
-    title="NVSHMEM needs as many processes on each node as on every other",
+    title="NVSHMEM needs the same number of processes on every node",
     why="A node runs fewer or more processes than the others.",
 )
 says(
@@ -118,7 +118,7 @@ says(
     cause="ib.device-not-found",
     strength=0.44,
     fold="NVSHMEM does not start",
-    title="NVSHMEM has no way to its peers",
+    title="NVSHMEM finds no transport to its peers",
     why="NVSHMEM gave up after all its transports had refused; their own lines, just before, say why.",
 )
 
