@@ -30,7 +30,8 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    healthy = good and not _failure_seen(case) and not case.hang.unfinished and not case.hang.only_began
+    open_ = case.hang.unfinished or case.hang.only_began or case.summary.proofs  # what state files show, or leave out
+    healthy = good and not open_ and not _failure_seen(case)
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 
 
