@@ -31,6 +31,7 @@ GAVE_UP = (  # waiting in vain
     "serving-watchdog",
     "watchdog-timeout",
     "watchdog-down",
+    "uncaught-cpp",
     "heartbeat",
     "monitored-barrier",
     "socket-timeout",
