@@ -95,11 +95,7 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
         return False
     failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
     failed += case.hits(
-        "watchdog-timeout",
-        "watchdog-down",
-        "uncaught-cpp",
-        "monitored-barrier",
-        *(_CRASHED if "STEP" in hit.text else ()),
+        "watchdog-timeout", "watchdog-down", "monitored-barrier", *(_CRASHED if "STEP" in hit.text else ())
     )
     failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
     return any(item.file == hit.file and item.line < hit.line for item in failed)
@@ -121,7 +117,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
     elif hit.signature == "fabric-manager":
         before = case.hits("no-switch-to-manage")
     elif hit.signature == "ray-vanished":
-        before = case.hits("watchdog-timeout", "watchdog-down", "uncaught-cpp")
+        before = case.hits("watchdog-timeout", "watchdog-down")
         dead = _DEAD_WORKER.search(hit.text)
         if dead and any(one.pid == dead[1] for one in before):
             return True  # Ray passes a worker's last words on when it may have told of its end already

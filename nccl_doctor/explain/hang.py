@@ -31,7 +31,6 @@ GAVE_UP = (  # waiting in vain
     "serving-watchdog",
     "watchdog-timeout",
     "watchdog-down",
-    "uncaught-cpp",
     "heartbeat",
     "monitored-barrier",
     "socket-timeout",

@@ -456,7 +456,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
 
 
 _OF_WATCHDOGS = ("watchdog-status", "watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
-_WRAPPERS = ("ray-wrapper", "worker-failed", "uncaught-cpp", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -469,12 +469,8 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
     if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*signs)[:4]
         title = "a worker failed elsewhere; what it said is not in these logs"
-        watched = case.has(*_OF_WATCHDOGS)
-        if not watched and (thrown := [hit for hit in case.hits("uncaught-cpp-rows") if "what()" in hit.text]):
-            title = f"an uncaught C++ exception ended a process: {shortened(thrown[0].text.split('what():')[-1].strip(), 110)}"
-            hits = [*thrown[:2], *hits]
         yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
-        if watched:
+        if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"
             yield Candidate("app.straggler-timeout", 0.28, title, hits, vague=True)
 

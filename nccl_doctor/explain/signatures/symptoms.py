@@ -48,17 +48,10 @@ says(
     "we are taking the entire process down",
     "Process group watchdog thread terminated with exception",
     "NCCL watchdog thread terminated with exception",
+    "terminate called after throwing an instance of",
     role=S,
     fold="watchdog took the process down",
     why="Always follows an error or a time-out.",
-)
-says(
-    "uncaught-cpp",
-    "terminate called after throwing an instance of",
-    role=S,
-    fold="an uncaught C++ exception ended a process",
-    rows=1,
-    why="What was thrown stands in the next line; torch's watchdog ends a process in this way as well, after an error or a time-out.",
 )
 says(
     "timeout-frame",

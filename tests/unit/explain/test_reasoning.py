@@ -1397,10 +1397,3 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
-
-
-def test_what_a_cpp_program_threw_is_told_and_no_watchdog_blamed() -> None:
-    thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  CUDA runtime error: bad stream\n"
-    told = explain_text(f"{thrown}\nAborted (core dumped)\n")
-    assert told.sentence.endswith("an uncaught C++ exception ended a process: CUDA runtime error: bad stream")
-    assert all("watchdog" not in text for text in (told.sentence, *(item.what for item in told.timeline)))
