@@ -95,6 +95,7 @@ def test_steps_before_a_report_that_accuses_do_not_make_it_healthy() -> None:
     apart = "  1 rank has launched up to operation 70\n  Rank 2 -- GPU 2 managed"
     told = explain_text(steps + RAS.replace("  Rank 2 has launched up to operation 70 -- GPU 2 managed", apart))
     assert told.verdict is Verdict.UNDECIDED and told.causes[0].ranks == (2,)
+    assert explain_text(RAS + steps).verdict is Verdict.HEALTHY  # they went on: it was in progress
     cut = RAS.index("  3 ranks have launched")
     assert explain_text(steps + RAS[:cut]).verdict is Verdict.UNDECIDED
 
