@@ -2,7 +2,7 @@
 
 docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/thresholds.md, docs/report.schema.json,
 docs/bundle.schema.json, docs/bench.schema.json, docs/diff.schema.json, docs/estimate.schema.json, docs/hang.schema.json,
-docs/history.schema.json.
+docs/history.schema.json, docs/watch.schema.json.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.history.analyse import Analysis
-from nccl_doctor.rules import thresholds
+from nccl_doctor.rules import hang, thresholds, watch
 from nccl_doctor.rules.compare import Comparison
-from nccl_doctor.rules.engine import JOB, STAGES, all_rules
-from nccl_doctor.rules.hang import Document
+from nccl_doctor.rules.engine import ALL_STAGES, all_rules
 from nccl_doctor.rules.judge import Report
 
 DOCS = Path(__file__).resolve().parent
@@ -44,10 +43,10 @@ def exit_codes() -> str:
 def rules() -> str:
     """The catalogue: every rule under its stage, with its docstring and its finding ids."""
     parts = [
-        "# Rules\n\nWhat `nccl-doctor check` looks at, in the order of its stages, and last what `nccl-doctor hang` does (`job`).\n"
-        "Each id has a playbook.\n"
+        "# Rules\n\nWhat `nccl-doctor check` looks at, in the order of its stages, and last what `nccl-doctor hang` (`job`)\n"
+        "and `nccl-doctor watch` do. Each id has a playbook.\n"
     ]
-    for stage in (*STAGES, JOB):
+    for stage in ALL_STAGES:
         parts.append(f"## {stage}\n")
         for rule in all_rules():
             if rule.stage == stage:
@@ -114,10 +113,11 @@ def pages() -> dict[Path, str]:
         DOCS / "report.schema.json": report_schema(),
         DOCS / "bundle.schema.json": schema(Bundle),
         DOCS / "bench.schema.json": schema(Outcome),
-        DOCS / "hang.schema.json": schema(Document),
         DOCS / "diff.schema.json": diff_schema(),
         DOCS / "history.schema.json": schema(Analysis),
         DOCS / "estimate.schema.json": schema(Estimate),
+        DOCS / "hang.schema.json": schema(hang.Document),
+        DOCS / "watch.schema.json": schema(watch.Document),
     }
 
 

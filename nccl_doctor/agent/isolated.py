@@ -34,13 +34,14 @@ def call(
     silence_s: Optional[float] = None,
     limit_bytes: int = 8 << 20,
     start_s: Optional[float] = None,
+    on_report: Optional[Report] = None,
 ) -> Isolated:
     """Run ``function(report)`` in a forked child for at most ``limit_s`` seconds and return all it reported.
 
     It is given up earlier if it reports nothing for ``silence_s`` seconds (``start_s`` until its second report, where
     the first call takes longer): then one single call hangs. ``report`` takes plain JSON data. A child that cannot be
     killed (state D) is left behind; it holds none of this process's streams, and the kernel ends it as soon as the
-    driver lets go of it.
+    driver lets go of it. ``on_report`` takes what it reports as it comes, and then none of it is kept.
     """
     started = time.monotonic()
     reader, writer = os.pipe()
@@ -50,6 +51,7 @@ def call(
         _child(function, writer, limit_s, end_with_us)
     os.close(writer)
     received = bytearray()
+    told = 0
     timed_out = False
     waited = limit_s
     poll = select.poll()  # select() fails for descriptors above 1023
@@ -57,7 +59,7 @@ def call(
     try:
         while len(received) <= limit_bytes:
             if silence_s is not None:
-                starting = start_s is not None and received.count(b"\n", 0, 4096) < 2
+                starting = start_s is not None and told + received.count(b"\n", 0, 4096) < 2
                 waited = min(start_s if starting and start_s else silence_s, limit_s)
             left = min(waited, started + limit_s - time.monotonic())
             if left <= 0 or not poll.poll(left * 1000):
@@ -67,6 +69,12 @@ def call(
             if not block:
                 break
             received += block
+            if on_report is not None:
+                *lines, rest = bytes(received).split(b"\n")
+                for line in lines:
+                    on_report(json.loads(line))
+                told += len(lines)
+                received[:] = rest
     finally:
         os.close(reader)
         cut = len(received) > limit_bytes

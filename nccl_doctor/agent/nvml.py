@@ -5,6 +5,8 @@ Every answer is a value, or its absence has a reason: a call that the driver doe
 """
 
 import ctypes
+import os
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
@@ -86,6 +88,16 @@ _THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurre
 _UNSUPPORTED = (2, 3, 13, 21, 22, 25, 26)
 _NO_PERMISSION = 4
 _HOTTEST_C = 200  # a threshold beyond is none: drivers since Ada may give a (negative) distance instead
+# What changes while a job runs, and costs one call each. NVLink's counters are sums over all links of the GPU.
+_SAMPLED = (
+    "temperature_c",
+    "power_w",
+    "power_limit_w",
+    "clock_sm_mhz",
+    "pcie_replays",
+    "ecc_uncorrected_volatile",
+)
+_SAMPLED_FIELDS = {52: "nvlink_replays", 59: "nvlink_recoveries"}  # NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
 
@@ -159,11 +171,7 @@ def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
 
     ``use_only``: of each GPU only who uses it and how much, which is a few calls.
     """
-    report({"at": "nvmlInit", "gpu": None})
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        report({"failed": {"call": "nvmlInit", "code": getattr(error, "value", None), "text": str(error)}})
+    if not _started(nvml, report):
         return
     system: Dict[str, Any] = {}
     asker = _Asker(nvml, report, None, system)
@@ -185,6 +193,57 @@ def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
     if not use_only:
         _pairs(nvml, report, handles)
     report({"done": True})
+
+
+def _started(nvml: Any, report: Report) -> bool:
+    report({"at": "nvmlInit", "gpu": None})
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        report({"failed": {"call": "nvmlInit", "code": getattr(error, "value", None), "text": str(error)}})
+        return False
+    return True
+
+
+def sample(nvml: Any, report: Report, every_s: float) -> None:
+    """Report ``{"samples": [...]}`` every so many seconds, until this process is ended: NVML is started once."""
+    if not _started(nvml, report):
+        return
+    asker = _Asker(nvml, report, None, {})
+    count = asker.ask("count", "nvmlDeviceGetCount")
+    handles = {}
+    for index in range(count or 0):
+        handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
+        if handle is not None:
+            handles[index] = handle
+    while True:
+        started = time.monotonic()
+        told = [_sample(nvml, report, *item) for item in handles.items()]
+        report({"samples": told, "at_s": started, "cost_s": sum(os.times()[:2])})
+        time.sleep(max(0.0, started + every_s - time.monotonic()))
+
+
+def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any]:
+    gpu: Dict[str, Any] = {}
+    asker = _Asker(nvml, report, index, {})
+    for field, call, arguments in _SIMPLE:
+        if field in _SAMPLED:
+            gpu[field] = asker.ask(field, call, handle, *arguments)
+    for field in ("power_w", "power_limit_w"):
+        gpu[field] = None if gpu[field] is None else gpu[field] / 1000.0  # milliwatts
+    gpu["utilization_percent"] = _utilization(asker, handle)
+    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
+    _memory(asker, handle, gpu)
+    call = "nvmlDeviceGetFieldValues"
+    for value in asker.ask(" ".join(_SAMPLED_FIELDS.values()), call, handle, list(_SAMPLED_FIELDS)) or ():
+        field = _SAMPLED_FIELDS[value.fieldId]
+        if value.nvmlReturn == 0:
+            gpu[field] = int(value.value.ullVal)
+        else:
+            asker._file(field, call, "NVML error %d" % value.nvmlReturn, value.nvmlReturn)
+    told = {name: value for name, value in gpu.items() if value is not None}
+    refused = {name: why.replace("_", " ") for why in ("not_supported", "not_permitted") for name in asker.into[why]}
+    return dict(told, index=index, refused={**refused, **asker.into["errors"]})
 
 
 def bus_id(text: str) -> str:
@@ -226,11 +285,17 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     gpu["processes"] = _processes(asker, handle)
 
 
+_USE = ("uuid", "name", "serial", "power_w", "power_limit_w", "power_default_w", "clock_sm_max_mhz")
+
+
 def _use(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    for field, call in (("power_w", "nvmlDeviceGetPowerUsage"), ("power_limit_w", "nvmlDeviceGetPowerManagementLimit")):
-        milliwatts = asker.ask(field, call, handle)
-        gpu[field] = None if milliwatts is None else milliwatts / 1000.0
+    pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
+    gpu["bus_id"] = bus_id(_text(pci.busId)) if pci is not None else None
+    for field, call, arguments in _SIMPLE:
+        if field in _USE:
+            answer = asker.ask(field, call, handle, *arguments)
+            gpu[field] = answer / 1000.0 if field.startswith("power_") and answer is not None else answer  # milliwatts
     gpu["utilization_percent"] = _utilization(asker, handle)
     gpu["processes"] = _processes(asker, handle)
 
@@ -242,15 +307,7 @@ def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
 
 def _structures(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    # The second version (R510) does not count what the driver keeps for itself as used: it grows with the memory.
-    names, call = "memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo"
-    memory = asker.ask(names, call, handle, asker.nvml.nvmlMemory_v2)
-    if memory is None:
-        for name in names.split():
-            asker.forget(name)
-        memory = asker.ask(names, call, handle)
-    gpu["memory_total_bytes"] = None if memory is None else memory.total
-    gpu["memory_used_bytes"] = None if memory is None else memory.used
+    _memory(asker, handle, gpu)
     bar1 = asker.ask("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", handle)
     gpu["bar1_total_bytes"] = None if bar1 is None else bar1.bar1Total
     capability = asker.ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
@@ -273,6 +330,18 @@ def _structures(asker: _Asker, handle: Any) -> None:
     status = kind()
     if asker.ask(field, "nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is not None:
         gpu[field] = bool(status.bThresholdExceeded)
+
+
+def _memory(asker: _Asker, handle: Any, gpu: Dict[str, Any]) -> None:
+    # The second version (R510) does not count what the driver keeps for itself as used: it grows with the memory.
+    names, call = "memory_total_bytes memory_used_bytes", "nvmlDeviceGetMemoryInfo"
+    memory = asker.ask(names, call, handle, asker.nvml.nvmlMemory_v2)
+    if memory is None:
+        for name in names.split():
+            asker.forget(name)
+        memory = asker.ask(names, call, handle)
+    gpu["memory_total_bytes"] = None if memory is None else memory.total
+    gpu["memory_used_bytes"] = None if memory is None else memory.used
 
 
 def _fabric(asker: _Asker, handle: Any) -> None:

@@ -21,7 +21,6 @@ MOST_SHARE = 0.20  # of the step that waits for communication
 LEAST_EFFICIENCY = 0.80
 
 Met = Literal["met", "missed", "cannot-tell"]
-Link = Literal["in-host", "across-hosts", "not-told", ""]
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -80,11 +79,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One number of GPUs. Shares and efficiencies are fractions; None: not known, and ``trouble`` says why.
-
-    ``latency_known`` False: the worse bounds lack what the calls cost, and no target is met by them. ``needs`` None: the
-    targets are met, or nothing is known.
-    """
+    """One number of GPUs. Shares and efficiencies are fractions; None: not known, and ``trouble`` says why. ``needs`` None:
+    the targets are met, or nothing is known."""
 
     gpus: int
     hosts: int
@@ -95,10 +91,8 @@ class Row(msgspec.Struct, frozen=True):
     efficiency: Range | None = None
     share_met: Met = "cannot-tell"
     efficiency_met: Met = "cannot-tell"
-    link: Link = ""
     busbw: Range | None = None  # of all collectives together
     needs: Needs | None = None
-    latency_known: bool = True
     measured: Measured | None = None
     trouble: str = ""
 
@@ -199,7 +193,7 @@ class _Bound:
 
 def _part(cost: Cost, best: bool, hidden: bool) -> _Part:
     figures = cost.rate
-    latency_us = figures.latency_low_us if best else (figures.latency_high_us or 0.0)
+    latency_us = figures.latency_low_us if best else figures.latency_high_us
     busbw = figures.busbw_high if best else figures.busbw_low
     return _Part(cost.calls * latency_us / 1e6, cost.sent_bytes / (busbw * 1e9), cost.window if hidden else 0.0)
 
@@ -223,7 +217,7 @@ def estimate(question: Question, way: Way, machines: Machines, tool: str) -> Est
             rows.append(Row(gpus, machines.hosts(gpus), trouble=missing[gpus]))
         else:
             row = _communication(machines, gpus, costs[gpus])
-            rows.append(_judged(row, bounds, question, costs) if bounds else row)
+            rows.append(_judged(row, bounds, question) if bounds else row)
     return Estimate(SCHEMA, tool, question, way.source, way.note, tuple(rows), trouble)
 
 
@@ -273,7 +267,8 @@ def _bounds(
     best = bound(True, costs)
     if best.compute_s(first.gpus) <= 0:
         least = sum(cost.seconds.low for cost in costs[first.gpus])
-        return (), f"{told} is too short for its communication, which takes {least:.3g} s at least by these rates"
+        takes = f"{least:.3g}" if least < 999.5 else f"{least:.0f}"
+        return (), f"{told} is too short for its communication, which takes {takes} s at least by these rates"
     return (best, bound(False, ()), bound(False, {first.gpus, smallest})), ""
 
 
@@ -289,40 +284,13 @@ def _communication(machines: Machines, gpus: int, costs: tuple[Cost, ...]) -> Ro
             sent / sum(cost.sent_bytes / cost.rate.busbw_low for cost in costs),
             sent / sum(cost.sent_bytes / cost.rate.busbw_high for cost in costs),
         ),
-        latency_known=_latency_known(costs),
-        link=_link(machines, costs, row.hosts),
     )
 
 
-def _link(machines: Machines, costs: Sequence[Cost], hosts: int) -> Link:
-    """Which link binds: over several hosts the network, where within a host it is known to be faster."""
-    if hosts == 1:
-        return "in-host"
-    slower = set()
-    for cost in costs:
-        inside = (
-            rate(machines, cost.collective, machines.gpus_per_host, cost.call_bytes)
-            if machines.gpus_per_host > 1
-            else NoRate(cost.collective, "between one GPU")
-        )
-        if isinstance(inside, NoRate):
-            slower.add("across-hosts" if machines.gpus_per_host == 1 else "not-told")
-        elif inside.busbw_low > cost.rate.busbw_high:
-            slower.add("across-hosts")
-        else:
-            slower.add("in-host" if inside.busbw_high <= cost.rate.busbw_low else "not-told")
-    return slower.pop() if len(slower) == 1 else "not-told"  # type: ignore[return-value]
-
-
-def _latency_known(costs: Iterable[Cost]) -> bool:
-    return all(cost.rate.latency_high_us is not None for cost in costs)
-
-
-def _judged(row: Row, bounds: Sequence[_Bound], question: Question, costs: Mapping[int, tuple[Cost, ...]]) -> Row:
+def _judged(row: Row, bounds: Sequence[_Bound], question: Question) -> Row:
     """The row with its steps, shares and targets."""
     hidden, *bare = bounds
-    gpus, smallest = row.gpus, hidden.smallest
-    known = all(_latency_known(costs[many]) for many in (gpus, smallest, hidden.base))
+    gpus = row.gpus
     step = _range(bound.step_s(gpus) for bound in bounds)
     share = _range(bound.share(gpus) for bound in bounds)
     efficiency = _range(bound.efficiency(gpus) for bound in bounds)
@@ -331,11 +299,8 @@ def _judged(row: Row, bounds: Sequence[_Bound], question: Question, costs: Mappi
         step=step,
         share=share,
         efficiency=efficiency,
-        share_met=_met(share.high <= MOST_SHARE, share.low > MOST_SHARE, known),
-        efficiency_met=_met(
-            efficiency.low >= LEAST_EFFICIENCY, efficiency.high < LEAST_EFFICIENCY, known or gpus == smallest
-        ),
-        latency_known=known,
+        share_met=_met(share.high <= MOST_SHARE, share.low > MOST_SHARE),
+        efficiency_met=_met(efficiency.low >= LEAST_EFFICIENCY, efficiency.high < LEAST_EFFICIENCY),
         measured=next((_measured(step, item.seconds) for item in question.steps[1:] if item.gpus == gpus), None),
     )
     if row.met == "met" or row.busbw is None:
@@ -353,8 +318,8 @@ def _range(values: Iterable[float]) -> Range:
     return Range(min(known), max(known))
 
 
-def _met(surely: bool, surely_not: bool, latency_known: bool) -> Met:
-    return "missed" if surely_not else "met" if surely and latency_known else "cannot-tell"
+def _met(surely: bool, surely_not: bool) -> Met:
+    return "missed" if surely_not else "met" if surely else "cannot-tell"
 
 
 def _measured(step: Range, seconds: float) -> Measured:

@@ -10,7 +10,16 @@ from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.statistics import Spread, spread
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
+_SHORT = {
+    "fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32",
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16",
+}  # fmt: skip
 OPS = ("sum", "prod", "min", "max", "avg")
+
+
+def full_dtype(word: str) -> str:
+    """A data type's name in torch, for the one that nccl-tests or a framework has for it (half, bf16); others as they are."""
+    return _SHORT.get(word, word)
 
 
 class BenchPlan(msgspec.Struct, frozen=True, omit_defaults=True):

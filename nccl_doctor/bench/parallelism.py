@@ -25,49 +25,41 @@ REFUSED = {  # what people ask for too, and why its volume is not known here
 
 
 class Traffic(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One collective of a way: all ``what`` ``times`` times, each step or micro-batch."""
+    """One collective of a way: all ``what`` ``times`` times, each step or micro-batch. A call sends a bucket, in bytes or in
+    elements; where neither is given, a module's share of the parameters."""
 
     collective: str
     what: Literal["parameters", "gradients"]
     times: int
-    each: Literal["step", "micro-batch", "choice"]
+    each: Literal["step", "micro-batch"]
+    bucket_bytes: int = 0
+    bucket_elements: int = 0
     after_optimizer: bool = False
-
-
-class Bucket(msgspec.Struct, frozen=True):
-    """How much a call sends where the user says nothing; one of the two."""
-
-    bytes: int = 0
-    elements: int = 0
 
 
 class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One way of data parallelism, and the source of what is said of it."""
 
     way: str
-    calls: Literal["bucket", "layer"]
     sends: tuple[Traffic, ...]
     source: str
     read: str
-    default_bucket: Bucket = Bucket()
     note: str = ""
 
     @property
-    def has_choice(self) -> bool:
-        """Whether it is the user's to send gradients once a step or for every micro-batch."""
-        return any(item.each == "choice" for item in self.sends)
+    def by_layer(self) -> bool:
+        """Whether modules are sent one at a time, so that their number counts."""
+        return not all(item.bucket_bytes or item.bucket_elements for item in self.sends)
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What is trained: ``params`` in number; data types as they are sent; ``bucket`` in bytes, 0: the way's default."""
+    """What is trained: ``params`` in number; data types as they are sent; ``accumulate``: micro-batches of a step."""
 
     params: int
     dtype: str
     grad_dtype: str
     accumulate: int = 1
-    sync_each: bool = False
-    bucket: int = 0
-    layers: int = 0
+    layers: int = 0  # modules that are sent one at a time
 
 
 class Volume(msgspec.Struct, frozen=True):
@@ -97,12 +89,9 @@ def volumes(way: Way, model: Model) -> tuple[Volume, ...]:
     for item in way.sends:
         dtype = model.grad_dtype if item.what == "gradients" else model.dtype
         total = model.params * DTYPE_BYTES[dtype]
-        if way.calls == "layer":
-            parts = model.layers
-        else:
-            default = way.default_bucket
-            parts = math.ceil(total / (model.bucket or default.bytes or default.elements * DTYPE_BYTES[dtype]))
-        often = item.each == "micro-batch" or (item.each == "choice" and model.sync_each)
+        bucket = item.bucket_bytes or item.bucket_elements * DTYPE_BYTES[dtype]
+        parts = math.ceil(total / bucket) if bucket else model.layers
+        often = item.each == "micro-batch"
         found.append(
             Volume(
                 item.collective,

@@ -1,19 +1,17 @@
-"""How fast a collective is on so many GPUs: from saved runs of bench, the user's figures, or published numbers."""
+"""How fast a collective is on so many GPUs: from saved runs of bench, or the user's figures."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from nccl_doctor.agent.collective.operations import OPERATIONS
-from nccl_doctor.bench import expected
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
-from nccl_doctor.bench.statistics import Fit, fit
+from nccl_doctor.bench.statistics import Fit
 
 POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
@@ -21,14 +19,13 @@ POOR_FIT = 0.5  # a line that misses the points by more than half says nothing o
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     """``time = calls * latency + bytes sent / busbw``, each as a range. Bandwidths GB/s (1e9), latency microseconds.
 
-    ``latency_high_us`` None: nobody said what a call costs, and times are a lower bound. ``beyond`` says, in words,
-    in what the figures are used for another case than they were measured in.
+    ``beyond`` says, in words, in what the figures are used for another case than they were measured in.
     """
 
     busbw_low: float
     busbw_high: float
     latency_low_us: float
-    latency_high_us: float | None
+    latency_high_us: float
     source: str
     beyond: tuple[str, ...] = ()
 
@@ -42,21 +39,19 @@ class NoRate(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What the user gives: GB/s within a host and across hosts (0: not given), and microseconds a call (None)."""
+    """What the user gives: GB/s within a host and across hosts (None: not given), and microseconds a call."""
 
-    in_host: float = 0.0
-    across: float = 0.0
-    latency_us: float | None = None
+    in_host: float | None = None
+    across: float | None = None
+    latency_us: float = 0.0
 
 
 class Machines(msgspec.Struct, frozen=True):
-    """All that is known of the machines. ``gpu`` and ``fabrics`` are the words of the table of published numbers."""
+    """All that is known of the machines."""
 
     gpus_per_host: int
     runs: tuple[tuple[str, Outcome], ...] = ()  # name, run
     figures: Figures = Figures()
-    gpu: str = ""
-    fabrics: tuple[str, ...] = ()
 
     def hosts(self, gpus: int) -> int:
         """How many hosts so many GPUs are."""
@@ -70,12 +65,9 @@ def rate(machines: Machines, collective: str, gpus: int, call_bytes: float) -> R
     if found is not None:
         return found
     busbw = machines.figures.in_host if hosts == 1 else machines.figures.across
-    if busbw:
+    if busbw is not None:
         latency = machines.figures.latency_us
-        return Rate(busbw, busbw, latency or 0.0, latency, "--busbw" if hosts > 1 else "--busbw-in-host")
-    published = _of_table(machines, collective, gpus, hosts, call_bytes)
-    if published is not None:
-        return published
+        return Rate(busbw, busbw, latency, latency, "--busbw" if hosts > 1 else "--busbw-in-host")
     where = "on one host" if hosts == 1 else f"across hosts with {machines.gpus_per_host} GPUs each"
     return NoRate(collective, where, tuple(misfits))
 
@@ -132,6 +124,8 @@ def _scaled(name: str, run: Outcome, line: Fit, collective: str, gpus: int, host
         beyond.append(f"measured on {ranks} ranks")
     if not min(sizes) <= call_bytes <= max(sizes):
         beyond.append(f"measured with calls of {format_size(min(sizes))} to {format_size(max(sizes))}")
+    if run.world.backend != "nccl":
+        beyond.append(f"over {run.world.backend}, and GPUs use NCCL")
     if not run.path.proved:
         beyond.append("the path of that run is not proved")
     if not run.complete:
@@ -160,52 +154,14 @@ def _crossing(ranks: int, hosts: int) -> float:
     return 1.0 if hosts == 1 else (ranks - 1) / ranks * hosts / (hosts - 1)
 
 
-def _of_table(machines: Machines, collective: str, gpus: int, hosts: int, call_bytes: float) -> Rate | None:
-    """By published numbers of exactly such machines: with three sizes or more a fit, else only a bound.
-
-    What was reached at one large size is more than smaller calls get, so it bounds their time from below.
-    """
-    per_host = gpus if hosts == 1 else machines.gpus_per_host
-    rows = [
-        item
-        for item in expected.table()
-        if item.kind == "measured"
-        and machines.gpu
-        and re.search(rf"\b{re.escape(item.gpu)}\b", machines.gpu, re.IGNORECASE)
-        and (item.fabric == "nvlink") == (hosts == 1)
-        and item.fabric in machines.fabrics
-        and (item.hosts, item.gpus_per_host, item.collective) == (hosts, per_host, collective)
-    ]
-    if not rows:
-        return None
-    source = f"published: {'; '.join(sorted({item.source for item in rows}))}"
-    best = _best_by_size(rows)
-    factor = COLLECTIVES[collective].bus_factor(gpus)
-    line = fit(list(best), [size * factor / busbw / 1e3 for size, busbw in best.items()])
-    if line is None or line.error > POOR_FIT:
-        latency = machines.figures.latency_us
-        return Rate(max(best.values()), max(best.values()), latency or 0.0, latency, source)
-    off = 1.0 + line.error
-    busbw = line.beta_gbs * factor
-    within = min(best) <= call_bytes <= max(best)
-    beyond = () if within else (f"published for calls of {format_size(min(best))} to {format_size(max(best))}",)
-    low_us, high_us = _latency(line, call_bytes, min(best))
-    return Rate(busbw / off, busbw * off, low_us / off, high_us * off, source, beyond)
-
-
-def _best_by_size(rows: Iterable[expected.Expected]) -> dict[int, float]:
-    best: dict[int, float] = {}
-    for item in rows:
-        best[item.size] = max(item.value, best.get(item.size, 0.0))
-    return best
-
-
 def trouble(run: Outcome) -> str:
     """Why a run says nothing of rates, or empty."""
     if run.world.size < 2:
         return "one rank alone communicates with nobody"
     if any(item.kind == "wrong" for item in run.verdicts):
         return "its collectives gave wrong results"
+    if {item.collective for item in run.fits} - {item.collective for item in run.results.measurements}:
+        return "it has fits without the measurements that they are of"
     return ""
 
 

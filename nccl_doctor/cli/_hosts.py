@@ -197,24 +197,30 @@ def bad_input_stops() -> Iterator[None]:
         stop(str(error))
 
 
-def read_bundle(path: Path, *, of_hang: bool = False) -> Bundle:
-    """A saved run; stops where the file holds none, or one of the other kind: a look at a job says nothing of hosts."""
+def _command_of(bundle: Bundle) -> str:
+    """Which command kept it: what one looked at is nothing to another."""
+    return {"job": "hang", "watch": "watch"}.get(bundle.plan.stages[0] if bundle.plan.stages else "", "check")
+
+
+def read_bundle(path: Path, *, of: str = "check") -> Bundle:
+    """A saved run of this command; stops where the file holds none: a look at a job says nothing of hosts."""
     from nccl_doctor.facts import bundle as bundles
 
     with bad_input_stops():
         bundle = bundles.read(path)
-    if ("job" in bundle.plan.stages) == of_hang:
+    kept_by = _command_of(bundle)
+    if kept_by == of:
         return bundle
-    if of_hang:
-        stop(f"{path}: a bundle of check; hang reads what `nccl-doctor hang --save FILE` keeps")
-    stop(f"{path}: a bundle of hang; it is read by `nccl-doctor hang --from FILE`")
+    if of == "check":
+        stop(f"{path}: a bundle of {kept_by}; it is read by `nccl-doctor {kept_by} --from FILE`")
+    stop(f"{path}: a bundle of {kept_by}; {of} reads what `nccl-doctor {of} --save FILE` keeps")
 
 
 # Parameters that say what is measured, where and how long.
 _MEASURES = {
     "hosts", "host_list", "slurm", "transport", "python", "env_setup", "connect_timeout", "fan_out", "ssh_config",
     "master", "master_port", "mesh", "quick", "deadline", "budget", "profile", "interval", "stacks",
-    "silence", "on_hang", "retries",
+    "silence", "on_hang", "retries", "every", "for_",
 }  # fmt: skip
 
 
@@ -239,10 +245,10 @@ def check_program(command: Sequence[str]) -> None:
         stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS, a command goes behind --")
 
 
-def read_saved(context: typer.Context, path: Path, *, of_hang: bool = False) -> Bundle:
+def read_saved(context: typer.Context, path: Path, *, of: str = "check") -> Bundle:
     """The run of ``--from``, in place of hosts."""
     nothing_is_measured(context, "--from judges a saved bundle")
-    return read_bundle(path, of_hang=of_hang)
+    return read_bundle(path, of=of)
 
 
 def requiring(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:

@@ -145,6 +145,10 @@ def bench(
     Without hosts, this machine. Inside torchrun, srun or mpirun, the ranks that these started. Wrong answers and
     failures give exit code 11, whatever --fail-on says.
     """
+    from nccl_doctor.bench.collectives import GEMM
+    from nccl_doctor.bench.model import BenchPlan, full_dtype
+
+    dtype = full_dtype(dtype)
     _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
@@ -154,9 +158,6 @@ def bench(
         _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     if gpus_per_host and backend == "gloo":
         _hosts.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
-    from nccl_doctor.bench.collectives import GEMM
-    from nccl_doctor.bench.model import BenchPlan
-
     plan = BenchPlan(
         collectives=names,
         sizes=wanted,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from nccl_doctor.bench.estimate import Estimate, Step
     from nccl_doctor.bench.outcome import Outcome
     from nccl_doctor.bench.parallelism import Model, Way
+    from nccl_doctor.bench.rates import Figures
 
 _COUNT = "[1-9][0-9]{0,6}"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -58,16 +58,11 @@ def estimate(
         typer.Option("--from", metavar="FILE", help="What bench --save kept (repeat: on one host, on several)."),
     ] = None,
     busbw: Annotated[
-        float,
-        typer.Option(metavar="GB/S", show_default=False, min=0.0, help="Bus bandwidth of collectives across hosts."),
-    ] = 0.0,
-    busbw_in_host: Annotated[
-        float, typer.Option(metavar="GB/S", show_default=False, min=0.0, help="Bus bandwidth within a host.")
-    ] = 0.0,
-    latency: Annotated[str, typer.Option(metavar="TIME", help="What each call costs beside them: 40us.")] = "",
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="Such as H100: for numbers that others published.")] = "",
-    fabric: Annotated[
-        str, typer.Option(metavar="NAME,...", help="For the same: nvlink, ib, roce, efa, tcpxo, mnnvl.")
+        float | None, typer.Option(metavar="GB/S", help="Bus bandwidth of collectives across hosts.")
+    ] = None,
+    busbw_in_host: Annotated[float | None, typer.Option(metavar="GB/S", help="Bus bandwidth within a host.")] = None,
+    latency: Annotated[
+        str, typer.Option(metavar="TIME", help="With them: what a call costs beside its bytes, such as 40us.")
     ] = "",
     grad_dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Type in which gradients are sent [default: --dtype].")
@@ -75,23 +70,19 @@ def estimate(
     layers: Annotated[
         int,
         typer.Option(
-            metavar="N", show_default=False, min=0, max=100000, help="fsdp, zero3: wrapped modules, each sent alone."
+            metavar="N",
+            show_default=False,
+            min=0,
+            max=100000,
+            help="fsdp, zero3: modules that are gathered one at a time.",
         ),
     ] = 0,
-    bucket: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            show_default=False,
-            help="ddp, zero1, zero2: bytes of a call [default: 25M; DeepSpeed: 5e8 elements].",
-        ),
-    ] = "",
     accumulate: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100000, help="Micro-batches of a step (gradient accumulation).")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=100000, help="Micro-batches of a step (gradient accumulation, under no_sync)."
+        ),
     ] = 1,
-    sync_each: Annotated[
-        bool, typer.Option("--sync-each", help="Send gradients for every micro-batch: without no_sync().")
-    ] = False,
     strong: Annotated[
         bool, typer.Option("--strong", help="Divide a step's work among the GPUs; else each GPU keeps its own.")
     ] = False,
@@ -100,27 +91,24 @@ def estimate(
     """Estimate what communication costs a step: bytes, time, share of the step, scaling efficiency, and what it takes to
     meet the targets (20 % of the step at most, 80 % efficiency at least).
 
-    Rates come from saved runs of bench, else from --busbw and --latency, else from published numbers; without any there
-    is no estimate. Shares and efficiencies need --step.
+    Rates come from saved runs of bench, else from --busbw and --latency; without any there is no estimate. Shares and
+    efficiencies need --step.
     """
     from nccl_doctor.bench import estimate as estimates
-    from nccl_doctor.bench.rates import Figures, Machines, common_gpus_per_host
+    from nccl_doctor.bench.model import full_dtype
+    from nccl_doctor.bench.rates import Machines, common_gpus_per_host
 
     way = _way(parallelism)
-    model = _model(way, params, dtype, grad_dtype or dtype, accumulate, sync_each, bucket, layers)
+    model = _model(way, params, full_dtype(dtype), full_dtype(grad_dtype or dtype), accumulate, layers)
     runs = tuple((str(path), _run(path)) for path in from_ or [])
     per_host = gpus_per_host or common_gpus_per_host(runs)
     if not per_host:
         _hosts.stop("--gpus-per-host N is needed: how many GPUs a host has decides which link they use")
-    for option, value in (("--busbw", busbw), ("--busbw-in-host", busbw_in_host)):
-        if not math.isfinite(value):
-            _hosts.stop(f"{option} {value}: expected GB/s")
-    figures = Figures(busbw_in_host, busbw, _seconds("--latency", latency) * 1e6 if latency else None)
-    question = estimates.Question(
-        way.way, model, _gpus(gpus, per_host), per_host, tuple(_step(text, per_host) for text in step or []), strong
-    )
-    machines = Machines(per_host, runs, figures, gpu, _fabrics(gpu, fabric))
-    found = estimates.estimate(question, way, machines, __version__)
+    figures = _figures(busbw_in_host, busbw, latency)
+    steps = _steps(step or [], per_host)
+    rows = {*_gpus(gpus, per_host), *(item.gpus for item in steps[1:])}  # the others are there to be compared
+    question = estimates.Question(way.way, model, tuple(sorted(rows)), per_host, steps, strong)
+    found = estimates.estimate(question, way, Machines(per_host, runs, figures), __version__)
     code = exit_code(found)
     if format == "json":
         import msgspec
@@ -153,36 +141,26 @@ def _way(name: str) -> Way:
     return ways()[word]
 
 
-def _model(
-    way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, sync_each: bool, bucket: str, layers: int
-) -> Model:
+def _model(way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, layers: int) -> Model:
     """What is trained, with only those options that mean something in this way of parallelism."""
     from nccl_doctor.bench.parallelism import DTYPE_BYTES, Model
-    from nccl_doctor.bench.sizes import SizeError, parse_size
 
     for option, word in (("--dtype", dtype), ("--grad-dtype", grad_dtype)):
         if word not in DTYPE_BYTES:
             _hosts.stop(f"{option} {word!r}: expected one of {', '.join(DTYPE_BYTES)}")
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,12})?)([KMBT]?)", params.strip(), re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(
+        r"([0-9]{1,15}(?:\.[0-9]{1,12})?(?:e[0-9]{1,2})?)([KMBT]?)", params.strip(), re.ASCII | re.IGNORECASE
+    )
     count = round(float(match.group(1)) * _DECIMAL[match.group(2).upper()]) if match else 0
     if not 1 <= count <= 10**15:
         _hosts.stop(f"--params {params!r}: expected a number of parameters, such as 7B, 350M or 124439808")
-    if way.calls == "layer" and (bucket or not layers):
-        _hosts.stop(
-            f"{way.way} sends a wrapped module at a time: give --layers N (how many there are), and no --bucket"
-        )
-    if way.calls == "bucket" and layers:
-        _hosts.stop(f"{way.way} sends buckets: give --bucket SIZE, and no --layers")
+    if way.by_layer and not layers:
+        _hosts.stop(f"{way.way} gathers a module at a time: give --layers N, how many there are")
+    if layers and not way.by_layer:
+        _hosts.stop(f"{way.way} sends buckets: --layers would change nothing")
     if layers > count:
         _hosts.stop(f"--layers {layers}: more than there are parameters")
-    if sync_each and (accumulate == 1 or not way.has_choice):
-        why = "there is one micro-batch" if accumulate == 1 else f"{way.way} leaves no choice"
-        _hosts.stop(f"--sync-each would change nothing: {why}")
-    try:
-        size = parse_size(bucket) if bucket else 0
-    except SizeError:
-        _hosts.stop(f"--bucket {bucket!r}: expected a size in bytes, such as 25M")
-    return Model(count, dtype, grad_dtype, accumulate, sync_each, size, layers)
+    return Model(count, dtype, grad_dtype, accumulate, layers)
 
 
 def _run(path: Path) -> Outcome:
@@ -198,17 +176,18 @@ def _run(path: Path) -> Outcome:
     return run
 
 
-def _fabrics(gpu: str, fabric: str) -> tuple[str, ...]:
-    from nccl_doctor.bench.expected import table
+def _figures(in_host: float | None, across: float | None, latency: str) -> Figures:
+    from nccl_doctor.bench.rates import Figures
 
-    if bool(gpu) != bool(fabric):
-        _hosts.stop("--gpu and --fabric go together: published numbers are of a GPU over a fabric")
-    names = tuple(part.strip().lower() for part in fabric.split(",")) if fabric else ()
-    known = sorted({item.fabric for item in table()})
-    for name in names:
-        if name not in known:
-            _hosts.stop(f"--fabric {name!r}: numbers are known for {', '.join(known)}")
-    return names
+    for option, value in (("--busbw", across), ("--busbw-in-host", in_host)):
+        if value is not None and not 1e-3 <= value <= 1e5:
+            _hosts.stop(f"{option} {value:g}: expected GB/s, such as 45")
+    if (in_host is None and across is None) != (not latency):
+        _hosts.stop(
+            "--busbw or --busbw-in-host and --latency go together: what a call costs is what nccl-tests takes for its "
+            "smallest sizes"
+        )
+    return Figures(in_host, across, _seconds("--latency", latency) * 1e6 if latency else 0.0)
 
 
 def _seconds(option: str, text: str) -> float:
@@ -225,6 +204,13 @@ def _gpus(text: str, per_host: int) -> tuple[int, ...]:
             _hosts.stop(f"--gpus {text!r}: expected numbers with commas, such as 8,16,32")
         found.add(_whole_hosts("--gpus", int(part), per_host))
     return tuple(sorted(found))
+
+
+def _steps(texts: list[str], per_host: int) -> tuple[Step, ...]:
+    found = tuple(_step(text, per_host) for text in texts)
+    if len({item.gpus for item in found}) < len(found):
+        _hosts.stop("--step: two steps of the same number of GPUs; give one")
+    return found
 
 
 def _step(text: str, per_host: int) -> Step:

@@ -144,7 +144,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
             continue
         judged = judge(bundle)
         left = [f"not measured: {item.what}: {item.why}" for item in judged.unknown]
-        if "job" in bundle.plan.stages:
+        if {"job", "watch"}.intersection(bundle.plan.stages):
             if not any(item.severity is Severity.FAIL for item in judged.findings):
                 left.append("not judged: a look at a job is no proof that it runs")
         elif not anything(judged.stages):

@@ -59,7 +59,7 @@ def hang(
     if from_ is not None:
         if save:
             _hosts.stop("--from judges a saved bundle: it takes no --save")
-        bundle = _hosts.read_saved(context, from_, of_hang=True)
+        bundle = _hosts.read_saved(context, from_, of="hang")
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))
     else:
         from nccl_doctor.collect.check import CheckOptions

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -210,7 +210,7 @@ def collect(
         )
 
     try:
-        with _hang_up_on_interrupt(run):
+        with hang_up_on_interrupt(run):
             connected = run.connect(entries)
             if run.sessions and not run.interrupted:
                 _examine(run)
@@ -224,8 +224,17 @@ def collect(
     return bundle(options.plan)
 
 
+class Interruptible(Protocol):
+    """A run that can be ended before its end."""
+
+    interrupted: bool
+
+    def interrupt(self) -> None:
+        """End it now; what was measured is kept."""
+
+
 @contextlib.contextmanager
-def _hang_up_on_interrupt(run: _Run) -> Iterator[None]:
+def hang_up_on_interrupt(run: Interruptible) -> Iterator[None]:
     """Ctrl-C, or a signal in its place, ends the run but keeps what was measured; a second one ends the program."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -135,7 +135,7 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
     """Take one assignment out: comment the line if there is nothing else on it, else cut the word."""
     line = lines[number - 1]
     indent = line[: len(line) - len(line.lstrip())]
-    plain = r"""(?!["'])(?:\$\([^()]*\)|\$\{[^{}]*\}|(?!\$[({])[^\s;&|"'`()])*"""
+    plain = r"""(?!["'])(?:\$\([^()]*\)|\$\{[^{}]*\}|(?!\$[({])[^\s;&|"'`()\\])*"""
     end = r"""(?=[\s;&|)"']|\Z)"""  # else there is more of the value: nothing is cut out of its middle
     word = rf"{re.escape(item.name)}=(?:\"[^\"]*\"|'[^']*'|{plain}){end}"
     note = "# taken out by nccl-doctor: "
@@ -155,6 +155,9 @@ def _remove(lines: list[str], number: int, item: Assignment) -> dict[int, str] |
         # An arm of an if must not become empty: ':' does nothing and keeps the shell content.
         nothing = ": " if indent and item.how is not How.ENV_FILE else ""
         return {number: f"{indent}{nothing}{note}{line.strip()}"}
+    quoted = re.search(rf"{word}([\"'])", line)
+    if quoted and line.count(quoted[1], 0, quoted.start()) % 2 == 0:
+        return None  # the quote opens here, and is a part of the value
     # An export of nothing else becomes ':': without any name it would print all variables.
     cut, count = re.subn(rf"(?<![A-Za-z0-9_])export\s+{word}(?=\s*(?:[;&|)\"']|\Z))", ":", line)
     if not count:

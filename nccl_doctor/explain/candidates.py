@@ -62,6 +62,8 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 strength = min(strength, _BESIDE)
             if name == "port-state-down" and _switched_off(case, hits):
                 strength = _SPARE
+            if name == "kernel-link-down" and all(_up_at_the_start(case, hit) for hit in hits):
+                strength = min(strength, _AFTERWARDS)
             if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
             if all(_ended_by_others(case, hit) for hit in hits):
@@ -161,6 +163,15 @@ def _switched_off(case: Case, hits: list[Hit]) -> bool:
     off += [hit for hit in bare if any(later(one, hit) and one.line - hit.line <= _SAME_PORT for one in off)]
     listed = {hit.file for hit in case.hits("port-active")}
     return all(hit in off and hit.file in listed for hit in hits)
+
+
+def _up_at_the_start(case: Case, down: Hit) -> bool:
+    """Whether a link that went down was up again before NCCL chose its adapters: that job never saw it down."""
+    downs = [last for last in case.lasts("kernel-link-down") if last.host == down.host]
+    ups = [
+        up for up in case.hits("kernel-link-up") if up.host == down.host and all(case.after(up, one) for one in downs)
+    ]
+    return any(case.after(using, up) for up in ups for using in case.hits("net-ib-using"))
 
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:

@@ -34,7 +34,9 @@ def microseconds(value: float) -> str:
     """A time with its unit: us below 10 ms, then ms, then s."""
     if value < 9995:
         return f"{value:.3g} us" if value < 999.5 else f"{value:.0f} us"
-    return f"{value / 1e3:.3g} ms" if value < 999.5e3 else f"{value / 1e6:.3g} s"
+    if value < 999.5e3:
+        return f"{value / 1e3:.3g} ms"
+    return f"{value / 1e6:.3g} s" if value < 999.5e6 else f"{value / 1e6:.0f} s"
 
 
 def bar(share: float) -> str:

@@ -242,18 +242,23 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
-    if not verbose:
-        notes: dict[str, list[Finding]] = {}
-        for item in report.causes:
-            if item.severity is Severity.INFO:
-                notes.setdefault(item.title, []).append(item)
-        for title, items in notes.items():
-            on = {host for item in items for host in item.hosts}
-            untold = 0 < len(on) < len(report.reached) and not any(host in title for host in on)
-            where = f" ({fold(on)})" if len(items) > 1 or untold else ""
-            yield "note", "cyan", Text(visible(title + where))
+    for text in () if verbose else notes(report):
+        yield "note", "cyan", text
     for text in not_checked(report, verbose):
         yield "not checked", "yellow", text
+
+
+def notes(report: Report) -> Iterator[Text]:
+    """What is only worth knowing, each once."""
+    told: dict[str, list[Finding]] = {}
+    for item in report.causes:
+        if item.severity is Severity.INFO:
+            told.setdefault(item.title, []).append(item)
+    for title, items in told.items():
+        on = {host for item in items for host in item.hosts}
+        untold = 0 < len(on) < len(report.reached) and not any(host in title for host in on)
+        where = f" ({fold(on)})" if len(items) > 1 or untold else ""
+        yield Text(visible(title + where))
 
 
 def not_checked(report: Report, verbose: bool) -> Iterator[Text]:

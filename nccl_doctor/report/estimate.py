@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.bench.collectives import COLLECTIVES
-from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Range, Row
+from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Needs, Range, Row
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts.collectives import BUS_FACTORS
 from nccl_doctor.report.bench_console import microseconds
@@ -24,8 +24,7 @@ _HEAD: dict[Met, tuple[str, str]] = {
 }
 _STYLE: dict[Met, str] = {"met": "green", "missed": "red", "cannot-tell": "yellow"}
 _LABEL = 13
-_LINK = {"in-host": "in host", "across-hosts": "network", "not-told": "not told apart", "": "-"}
-_PARAMS = ((1e9, "billion "), (1e6, "million "), (1, ""))
+_PARAMS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1, ""))
 _TARGETS = f"at most {MOST_SHARE * 100:.0f} % of the step, at least {LEAST_EFFICIENCY * 100:.0f} % efficiency"
 
 
@@ -34,7 +33,7 @@ def render(found: Estimate, console: Console, exit_code: int) -> None:
     for line in _verdicts(found):
         print_hanging(console, line)
     console.print(Text(_asked(found)))
-    console.print(Padding(_table(found.rows, console.width), (0, 0, 0, 2), expand=False))
+    console.print(Padding(_table(found.rows), (0, 0, 0, 2), expand=False))
     for label, text in _notes(found):
         print_hanging(console, Text(f"{label:<{_LABEL}}", "cyan").append(visible(text), "not cyan"), 2, _LABEL)
     console.print(Text(f"  exit {exit_code}", "dim"))
@@ -71,14 +70,10 @@ def _answer(met: Met, rows: list[Row]) -> str:
         return f"communication is {_percent(worst[0])} of the step at most, efficiency {_percent(worst[1])} at least"
     if met == "missed":
         best = min(item.low for item in shares), max(item.high for item in efficiencies)
-        binds = {row.link for row in rows}
-        link = f"; the {'network' if binds == {'across-hosts'} else 'link within the host'} binds"
         return (
             f"communication is {_percent(best[0])} of the step at least, efficiency {_percent(best[1])} at most, even with "
-            f"all of it hidden that can be{link if len(binds) == 1 and binds != {'not-told'} else ''}"
+            "all of it hidden that can be"
         )
-    if not all(row.latency_known for row in rows):
-        return "what a call costs is not known (--latency)"
     ranges = any(row.busbw is not None and row.busbw.low < row.busbw.high for row in rows)
     rates = ", and on where in their ranges the rates lie" if ranges else ""
     return f"it depends on how much of the communication is hidden behind computation{rates}"
@@ -93,34 +88,27 @@ def _asked(found: Estimate) -> str:
     return f"{question.way}, {count}parameters, {types}{batches}; {scaling}"
 
 
-def _table(rows: tuple[Row, ...], width: int) -> Table:
+def _table(rows: tuple[Row, ...]) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     columns: dict[str, Callable[[Row], Text | str]] = {
         "GPUs": lambda row: str(row.gpus),
         "hosts": lambda row: str(row.hosts),
-        "communication": lambda row: _times(row.communication, row.latency_known),
-        "step": lambda row: _times(row.step, row.latency_known),
+        "communication": lambda row: _times(row.communication),
+        "step": lambda row: _times(row.step),
         "of the step": lambda row: _share(row.share, row.share_met),
         "efficiency": lambda row: _share(row.efficiency, row.efficiency_met),
-        "link": lambda row: _LINK[row.link],
     }
     if not any(row.step for row in rows):
         columns = {name: cell for name, cell in columns.items() if name not in ("step", "of the step", "efficiency")}
-    elif width < 100:
-        del columns["link"], columns["hosts"]
     for name in columns:
-        grid.add_column(name, justify="left" if name == "link" else "right", no_wrap=True)
+        grid.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         grid.add_row(*(cell(row) for cell in columns.values()))
     return grid
 
 
-def _times(seconds: Range | None, complete: bool) -> str:
-    if seconds is None:
-        return "?"
-    low, high = (microseconds(value * 1e6) if value else "0 us" for value in (seconds.low, seconds.high))
-    more = "" if complete else " or more"
-    return low + more if low == high else f"{low} to {high}{more}"
+def _times(seconds: Range | None) -> str:
+    return "?" if seconds is None else _two(seconds.low * 1e6, seconds.high * 1e6, microseconds)
 
 
 def _percent(share: float) -> str:
@@ -142,8 +130,8 @@ def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "each sends", _sent(cost, [row.costs[number] for row in known])
     yield from _rates(known)
     for row in known:
-        for text in _needs(row):
-            yield "it takes", text
+        if row.needs is not None:
+            yield "it takes", _needs(row, row.needs)
     for row in found.rows:
         if row.measured is not None and row.step is not None:
             yield "measured", _measured(row)
@@ -176,13 +164,9 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, str]]:
         for cost in row.costs:
             figures = cost.rate
             busbw = _two(figures.busbw_low, figures.busbw_high, rate)
-            latency = (
-                "latency not known"
-                if figures.latency_high_us is None
-                else f"{_two(figures.latency_low_us, figures.latency_high_us, microseconds)} a call"
-            )
+            latency = _two(figures.latency_low_us, figures.latency_high_us, microseconds)
             beyond = f" ({'; '.join(figures.beyond)})" if figures.beyond else ""
-            words = f"{busbw}, {latency}, by {figures.source}{beyond}"
+            words = f"{busbw}, {latency} a call, by {figures.source}{beyond}"
             told.setdefault(words, {}).setdefault(cost.collective, []).append(row.gpus)
     for words, by_name in told.items():
         gpus = sorted({one for many in by_name.values() for one in many})
@@ -194,20 +178,16 @@ def _two(low: float, high: float, words: Callable[[float], str]) -> str:
     return one if one == other else f"{one} to {other}"
 
 
-def _needs(row: Row) -> Iterator[str]:
-    """The bandwidth that would do; nothing where the targets are met, or where only the cost of calls is not known."""
-    needs, busbw = row.needs, row.busbw
-    if needs is None or busbw is None or (not row.latency_known and needs.bare and needs.bare <= busbw.low):
-        return
+def _needs(row: Row, needs: Needs) -> str:
+    """The bandwidth that would do."""
+    assert row.busbw is not None
     if needs.hidden is None:
-        yield f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
-        return
+        return f"{row.gpus} GPUs: no bus bandwidth is enough: it takes fewer calls, or more computation in a step"
     enough = [f"{rate(needs.hidden)} with all hidden that can be"] if row.met == "missed" else []
     enough += [f"{rate(needs.bare)} with nothing hidden"] if needs.bare else []
-    enough += ["more, as what calls cost is not known"] if not row.latency_known else []
     never = "" if needs.bare else "; with nothing hidden none is enough, as the calls alone take too long"
     least = f"a bus bandwidth of {', '.join(enough)}" if enough else "that part of the communication is hidden"
-    yield f"{row.gpus} GPUs: {least}{never}; it is {_two(busbw.low, busbw.high, rate)}"
+    return f"{row.gpus} GPUs: {least}{never}; it is {_two(row.busbw.low, row.busbw.high, rate)}"
 
 
 def _measured(row: Row) -> str:
@@ -215,7 +195,7 @@ def _measured(row: Row) -> str:
     off = row.measured.off
     told = f"{row.gpus} GPUs: {microseconds(row.measured.seconds * 1e6)}"
     if not off:
-        return f"{told}, as estimated"
+        return f"{told}, within the estimate"
     beside = f"{abs(off) * 100:.0f} % {'longer' if off > 0 else 'shorter'} than estimated"
     if off > 0:
         return (
@@ -239,12 +219,11 @@ def _assumptions(found: Estimate, rows: list[Row]) -> Iterator[str]:
     if any(row.step for row in rows):
         yield (
             "Ranges reach from all communication hidden behind computation, as far as it lasts, to none hidden"
-            " (targets: "
-            + _TARGETS
-            + "); as much is hidden on any number of GPUs, and what runs beside computation does not slow it."
+            f" (targets: {_TARGETS}); as much is hidden on any number of GPUs, and what runs beside computation does not"
+            " slow it."
         )
     if found.question.model.accumulate > 1 and any(cost.window not in (0.0, 1.0) for row in rows for cost in row.costs):
-        yield "Gradients are sent once a step (no_sync), so only the last micro-batch can hide that."
+        yield "Gradients are sent once a step (DDP, FSDP: under no_sync), so only the last micro-batch can hide that."
     if any(cost.window == 0 for row in rows for cost in row.costs):
         yield "What is sent after the optimizer's step is never hidden."
     if found.note:

@@ -207,13 +207,14 @@ def clock_offset(fleet: Fleet) -> Iterator[Finding]:
         off = clock.offset - usual
         if abs(off) - clock.uncertainty <= CLOCK_SECONDS:
             continue
-        than = "" if known else f"{' of' * (off > 0)} this machine's; nothing says which of the clocks is right"
+        way, than = ("ahead", "ahead of") if off > 0 else ("behind", "behind")
+        told = way if known else f"{than} this machine's; nothing says which of the clocks is right"
         agree = f"; most others agree on {usual:+.3f} s" if known else ""
         proof = f"offset to this machine {clock.offset:+.3f} s +- {clock.uncertainty:.3f} s{agree}"
         yield finding(
             "host.clock-offset",
             Severity.WARN,
-            f"{host}'s clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}{than}",
+            f"{host}'s clock is {abs(off):.1f} s {told}",
             Evidence(proof, source="clock", host=host),
             places=[Place(host=host)],
             confidence=1.0 if known else 0.5,

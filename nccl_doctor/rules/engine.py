@@ -22,6 +22,8 @@ Quote = Evidence | tuple[str, str]
 # The order in which stages run and in which the first failing one decides what is to be fixed first.
 STAGES = ("connectivity", "ports", "interfaces", "system", "software", "gpu", "topology", "infiniband", "collectives")
 JOB = "job"  # the stage of `hang` alone: what the ranks of a running job do
+WATCH = "watch"  # of `watch` alone: what hosts do while a job runs
+ALL_STAGES = (*STAGES, JOB, WATCH)
 
 
 class MissingFact(Exception):
@@ -204,7 +206,7 @@ FleetFunction = TypeVar("FleetFunction", bound=Callable[[Fleet], Iterable[Findin
 def _register(stage: str, ids: tuple[str, ...], function: Callable[..., Any], *, compares: bool) -> None:
     name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
     doc = (function.__doc__ or "").strip()
-    if stage not in (*STAGES, JOB):
+    if stage not in ALL_STAGES:
         raise ValueError(f"rule {name}: no stage {stage!r}")
     if not doc:
         raise ValueError(f"rule {name} has no docstring: it is the rule's published page")
@@ -236,8 +238,7 @@ def all_rules() -> tuple[Rule, ...]:
     """Every rule of every module in this package, in stage order, then by name."""
     for module in pkgutil.iter_modules(nccl_doctor.rules.__path__):
         importlib.import_module(f"nccl_doctor.rules.{module.name}")
-    order = (*STAGES, JOB)
-    return tuple(sorted(_RULES.values(), key=lambda rule: (order.index(rule.stage), rule.name)))
+    return tuple(sorted(_RULES.values(), key=lambda rule: (ALL_STAGES.index(rule.stage), rule.name)))
 
 
 def reached(bundle: Bundle) -> tuple[Host, ...]:

@@ -57,13 +57,19 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
     kernel log may need root; then nothing is known, as where it holds no Xid and goes back less than that day, its
     beginning being overwritten.
     """
+    found = list(told(host))
+    if not found:
+        _need_a_day(host.need(KernelLogFact))
+    yield from found
+
+
+def told(host: Host) -> Iterator[Finding]:
+    """What the Xids and SXids in the kernel log mean, whatever it covers."""
     fact = with_hardware(host)
     log = host.need(KernelLogFact)
     groups: dict[tuple[int, str, bool], list[XidEvent]] = {}
     for event in xid_events(log.lines):
         groups.setdefault((event.number, event.bus_id, event.switch), []).append(event)
-    if not groups:
-        _need_a_day(log)
     aborted = _aborted_job(groups)
     for (_, _, switch), events in sorted(groups.items()):
         yield _switch(host, log, events, aborted) if switch else _gpu(host, fact, log, events, aborted)

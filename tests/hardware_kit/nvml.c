@@ -1,12 +1,14 @@
 /* A stand-in for libnvidia-ml.so.1, so that the real pynvml path runs without a GPU.
  *
- * It answers from a text file of "key=value" lines: the file that NVML_STAND_IN names, or /etc/nvml-stand-in.conf.
+ * It answers from a text file of "key=value" lines: the file that NVML_STAND_IN names, or /etc/nvml-stand-in.conf, as it is
+ * at that moment.
  * "gpu3.name" goes before "gpu.name". A value may also be an error: ns (not supported), np (no permission), lost (GPU
  * is lost), err:N (NVML's code N). "hang=FUNCTION" makes that call never return ("hang_gpu=3": for that GPU only).
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef int Return;
@@ -44,13 +46,22 @@ typedef struct { unsigned version; unsigned long long counts[11]; unsigned excee
 
 static char *settings;
 
+/* Read the file, and read it again when it has changed: a GPU gets hot while it is watched. */
 static void load(void) {
+    static struct stat last;
     const char *path = getenv("NVML_STAND_IN");
-    FILE *file = fopen(path ? path : "/etc/nvml-stand-in.conf", "r");
+    struct stat now;
+    FILE *file;
     size_t length;
-    if (settings) return;
-    settings = calloc(1, 1 << 20);
-    if (!file) return;
+    if (!path) path = "/etc/nvml-stand-in.conf";
+    if (stat(path, &now)) memset(&now, 0, sizeof now);
+    if (settings && now.st_ino == last.st_ino && now.st_mtim.tv_sec == last.st_mtim.tv_sec
+        && now.st_mtim.tv_nsec == last.st_mtim.tv_nsec)
+        return;
+    last = now;
+    if (!settings) settings = calloc(1, 1 << 20);
+    settings[0] = 0;
+    if (!(file = fopen(path, "r"))) return;
     length = fread(settings, 1, (1 << 20) - 1, file);
     settings[length] = 0;
     fclose(file);

@@ -1,6 +1,6 @@
 """One rank of two, over gloo: what DDP and FSDP of this torch hand to collectives in a step. Rank 0 prints JSON.
 
-Arguments: rank, number of ranks, file of the store. The key is "way micro-batches sync-each", the value bytes by collective.
+Arguments: rank, number of ranks, file of the store. The key is "way micro-batches", the value bytes by collective.
 """
 
 import json
@@ -39,19 +39,19 @@ def model() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(64, 64) for _ in range(LAYERS)))
 
 
-def fsdp(each: bool):  # type: ignore[no-untyped-def]
+def fsdp():  # type: ignore[no-untyped-def]
     whole = model()
     for layer in whole:
         fully_shard(layer)
     fully_shard(whole)
-    return whole, lambda last: whole.set_requires_gradient_sync(last or each)
+    return whole, whole.set_requires_gradient_sync
 
 
-def ddp(each: bool):  # type: ignore[no-untyped-def]
+def ddp():  # type: ignore[no-untyped-def]
     whole = DistributedDataParallel(model())
 
     def sync(last: bool) -> None:
-        whole.require_backward_grad_sync = last or each  # what no_sync() sets
+        whole.require_backward_grad_sync = last  # what no_sync() sets
 
     return whole, sync
 
@@ -61,14 +61,14 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     told = {"params": sum(item.numel() for item in model().parameters()), "layers": LAYERS}
     for way in (ddp, fsdp):
-        for micro_batches, each in ((1, False), (3, False), (3, True)):
-            wrapped, sync = way(each)
+        for micro_batches in (1, 3):
+            wrapped, sync = way()
             found: Counter = Counter()
             with Count(found):
                 for number in range(micro_batches):
                     sync(number == micro_batches - 1)
                     wrapped(torch.ones(2, 64)).sum().backward()
-            told[f"{way.__name__} {micro_batches} {each}"] = dict(found)
+            told[f"{way.__name__} {micro_batches}"] = dict(found)
     if rank == 0:
         print(json.dumps(told))
     dist.destroy_process_group()

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
+from nccl_doctor.bench.model import DTYPES, full_dtype
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
 from nccl_doctor.bench.verdict import change_words
@@ -147,6 +148,16 @@ def test_ranks_on_gpus_are_never_ranks_on_cpus() -> None:
     assert told.exit_code == ExitCode.NOTHING_CHECKED and "nccl was asked for: no GPU on" in told.output
     told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--backend", "gloo"])
     assert told.exit_code == ExitCode.USAGE and "--ranks-per-host" in told.output
+
+
+def test_data_types_as_nccl_tests_and_frameworks_name_them() -> None:
+    cli._load_commands()
+    names = [full_dtype(word) for word in ("bf16", "fp16", "half", "fp32", "float", "double", "bfloat16")]
+    assert names == ["bfloat16", "float16", "float16", "float32", "float32", "float64", "bfloat16"]
+    assert set(names) <= set(DTYPES)
+    said = CliRunner().invoke(cli.app, ["bench", "gemm", "--dtype", "bf16", "--plot", "a.svg"]).output
+    assert "--plot draws bandwidth" in said  # the next error: the type is known
+    assert "'fp8': expected one of" in CliRunner().invoke(cli.app, ["bench", "gemm", "--dtype", "fp8"]).output
 
 
 def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.CaptureFixture[str]) -> None:

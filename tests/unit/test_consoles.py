@@ -231,7 +231,7 @@ def test_a_noisy_size_stands_out_and_one_at_the_limit_does_not() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [(3.5, "3.5 us"), (999.4, "999 us"), (1000.0, "1000 us"), (9994.0, "9994 us"), (9995.0, "9.99 ms"),
-     (999.4e3, "999 ms"), (2e6, "2 s")],
+     (999.4e3, "999 ms"), (2e6, "2 s"), (5.6e9, "5600 s")],
 )  # fmt: skip
 def test_times(value: float, text: str) -> None:
     assert bench_console.microseconds(value) == text

@@ -21,6 +21,7 @@ import msgspec
 import page_fleet
 import pytest
 import test_hang
+import watched
 from facts_builder import Builder, address
 from machines import Machine
 from recorded_host import probe
@@ -242,6 +243,7 @@ def healthy() -> tuple[fields.Fleet, ...]:
         ),
         fields.Fleet(_running_job()),
         fields.Fleet(_collectives()),
+        fields.Fleet(watched.bundle()),
     )
 
 
@@ -267,6 +269,9 @@ NOT_TOLD = {
     "system.GpuProcess": "of GPUs in use",
     "topology.AcsBridge": "of bridges that redirect",
     "topology.TopologyFact.hypervisor": "of a virtual machine",
+    "watch.Event": "of what happens",
+    "watch.Gap": "of a host that fell silent",
+    "watch.RankSeries.ended_s": "of a rank that ended",
 }
 
 

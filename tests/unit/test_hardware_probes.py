@@ -247,10 +247,10 @@ def test_an_old_pynvml_gives_way_to_the_one_that_is_sent(monkeypatch: pytest.Mon
     """It would count 12 of 18 NVLinks (nvidia-ml-py 11.495) and never ask for the fabric."""
     old = types.ModuleType("pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", old)
-    assert gpu_probe._pynvml() is None and "pynvml" not in sys.modules
+    assert gpu_probe.find_pynvml() is None and "pynvml" not in sys.modules
     monkeypatch.setattr(old, "nvmlDeviceGetMarginTemperature", None, raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", old)
-    assert gpu_probe._pynvml() is old
+    assert gpu_probe.find_pynvml() is old
 
 
 def test_slow_starts_of_the_driver_fit_into_the_probes_limit() -> None:

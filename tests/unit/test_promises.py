@@ -343,6 +343,7 @@ def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -
     [
         "check --save -",
         "hang --save -",
+        "watch --save -",
         "bench allreduce --save -",
         "preflight --good-hosts -",
         "report x.ndb --format json --output -",
@@ -353,7 +354,7 @@ def test_no_file_is_called_as_standard_output_is(words: str) -> None:
     assert done.exit_code == ExitCode.USAGE and "standard output is none; name a file" in done.output
 
 
-@pytest.mark.parametrize("command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend"])
+@pytest.mark.parametrize("command", ["check", "preflight", "watch", "hang", "topo", "bench allreduce", "env recommend"])
 @pytest.mark.parametrize(
     "way", [["--transport", "command=sh {host}"], ["--transport", "ssh"], ["--ssh-config", os.devnull]]
 )
@@ -363,7 +364,7 @@ def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str
 
 
 @pytest.mark.parametrize(
-    "command", ["check", "preflight", "hang", "topo", "bench allreduce", "env recommend", "env lint"]
+    "command", ["check", "preflight", "watch", "hang", "topo", "bench allreduce", "env recommend", "env lint"]
 )
 def test_this_machine_is_not_examined_under_the_names_of_hosts(command: str) -> None:
     done = CliRunner().invoke(cli.app, [*command.split(), "-H", "gpu01", "--transport", "local"])
@@ -373,18 +374,20 @@ def test_this_machine_is_not_examined_under_the_names_of_hosts(command: str) -> 
 @pytest.mark.parametrize(
     "words", ["check --from", "preflight --from", "report", "diff", "topo", "env recommend --from"]
 )
-def test_a_look_at_a_job_is_no_look_at_hosts(words: str, tmp_path: Path) -> None:
-    bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=("job",)))
-    bundles.write(bundle, tmp_path / "hang.ndb")
-    twice = [str(tmp_path / "hang.ndb")] * (1 + (words == "diff"))
+@pytest.mark.parametrize(("stage", "command"), [("job", "hang"), ("watch", "watch")])
+def test_a_look_at_a_job_is_no_look_at_hosts(words: str, stage: str, command: str, tmp_path: Path) -> None:
+    bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=(stage,)))
+    bundles.write(bundle, tmp_path / "job.ndb")
+    twice = [str(tmp_path / "job.ndb")] * (1 + (words == "diff"))
     done = CliRunner().invoke(cli.app, [*words.split(), *twice])
-    assert done.exit_code == ExitCode.USAGE and "a bundle of hang; it is read by `nccl-doctor hang" in done.output
+    told = f"a bundle of {command}; it is read by `nccl-doctor {command}"
+    assert done.exit_code == ExitCode.USAGE and told in done.output
     bundles.write(Builder().bundle(), tmp_path / "check.ndb")
-    done = CliRunner().invoke(cli.app, ["hang", "--from", str(tmp_path / "check.ndb")])
-    assert done.exit_code == ExitCode.USAGE and "a bundle of check; hang reads" in done.output
+    done = CliRunner().invoke(cli.app, [command, "--from", str(tmp_path / "check.ndb")])
+    assert done.exit_code == ExitCode.USAGE and f"a bundle of check; {command} reads" in done.output
 
 
-@pytest.mark.parametrize("stages", [("job",), ()])
+@pytest.mark.parametrize("stages", [("job",), ("watch",), ()])
 def test_explain_takes_a_run_that_looked_at_no_host_for_no_proof_of_health(
     stages: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -839,7 +842,7 @@ def test_the_ssh_config_option_reaches_the_transport(tmp_path: Path) -> None:
     assert made.ssh_config == str(config)
 
 
-@pytest.mark.parametrize("command", ["check", "preflight", "topo", "bench", "env lint", "env recommend"])
+@pytest.mark.parametrize("command", ["check", "preflight", "watch", "topo", "bench", "env lint", "env recommend"])
 def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
     done = program(
         *command.split(), *(["allreduce"] if command == "bench" else []), "-H", "a", "--ssh-config", "/nowhere"
@@ -848,7 +851,7 @@ def test_every_command_with_hosts_takes_an_ssh_config(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["check", "preflight", "topo", "diff", "history", "explain", "hang", "bench", "env show"]
+    "command", ["check", "preflight", "topo", "diff", "history", "explain", "watch", "hang", "bench", "env show"]
 )
 def test_text_is_what_people_read_in_every_command_whatever_it_was_called(command: str) -> None:
     """``console`` and ``table`` are its older names."""

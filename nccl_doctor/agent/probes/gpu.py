@@ -42,7 +42,7 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
         data["nvml"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
         data["smi"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
         return data
-    pynvml = _pynvml()
+    pynvml = find_pynvml()
     if pynvml is None:
         data["module"] = "pynvml"  # the controller sends its own copy and asks again
         raise ProbeTrouble("tool-missing", "python module pynvml: not found, or too old", data)
@@ -58,7 +58,7 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     return data
 
 
-def _pynvml() -> Any:
+def find_pynvml() -> Any:
     """pynvml; None where there is none, or an old one: R495's counts 12 of an H100's 18 NVLinks and knows no fabric."""
     try:
         import pynvml

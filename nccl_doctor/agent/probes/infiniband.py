@@ -57,7 +57,7 @@ def _witness(tool: str) -> Dict[str, str]:
     return {"outcome": result.outcome, "detail": result.detail, "text": result.stdout}
 
 
-def _ports(name: str) -> List[str]:
+def ports_of(name: str) -> List[str]:
     ports = [port for port in listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
     return sorted(ports, key=int)
 
@@ -75,7 +75,7 @@ def _device(name: str) -> Dict[str, Any]:
     device["pci_vendor"] = first_line(base + "/device/vendor")
     device["numa_node"] = whole_number(first_line(base + "/device/numa_node"))
     device["netdevs"] = [_netdev(interface) for interface in listed(base + "/device/net")]
-    device["ports"] = [_port(name, number) for number in _ports(name)]
+    device["ports"] = [_port(name, number) for number in ports_of(name)]
     return device
 
 
@@ -124,7 +124,7 @@ def _gids(base: str) -> List[Dict[str, Any]]:
 def _counters(name: str) -> Dict[str, Dict[str, int]]:
     """Port -> counter -> value, of ``counters`` and ``hw_counters`` (device-wide ones under every port)."""
     found: Dict[str, Dict[str, int]] = {}
-    for number in _ports(name):
+    for number in ports_of(name):
         base = "/sys/class/infiniband/%s/ports/%s" % (name, number)
         values: Dict[str, int] = {}
         for folder in ("counters", "hw_counters"):

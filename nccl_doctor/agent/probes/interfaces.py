@@ -158,13 +158,13 @@ def devices() -> List[Dict[str, Any]]:
                 "pci": _pci(_link_target(base + "/device")),
                 "master": _link_target(base + "/master"),
                 "lower": [entry[6:] for entry in listed(base) if entry.startswith("lower_")],
-                "losses": _losses(base),
+                "losses": losses(base),
             }
         )
     return found
 
 
-def _losses(base: str) -> Optional[int]:
+def losses(base: str) -> Optional[int]:
     """How often the link went down; before Linux 4.16 half the number of its changes. None where neither is counted."""
     downs = whole_number(first_line(base + "/carrier_down_count"))
     changes = whole_number(first_line(base + "/carrier_changes"))
@@ -320,7 +320,7 @@ def interfaces(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def carriers(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """How often each link has gone down by now: the second reading beside the one in ``interfaces``."""
     names = [name for name in listed("/sys/class/net") if os.path.isdir(path("/sys/class/net/" + name))]
-    found = {name: _losses("/sys/class/net/" + name) for name in names}
+    found = {name: losses("/sys/class/net/" + name) for name in names}
     return {
         "losses": {name: count for name, count in found.items() if count is not None},
         "read_at_s": time.monotonic(),

@@ -41,15 +41,20 @@ NEEDLES = (
 
 @probe("kernel_log", "gpu", limit_s=30.0)
 def kernel_log(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """The newest matching lines with the second since boot each was written, the source, and how far back it goes."""
-    del arguments
-    source, entries, refused = _read()
+    """The newest matching lines with the second since boot each was written, the source, and how far back it goes.
+
+    Argument ``after_s``: only those written later than this second since boot.
+    """
+    after_s = arguments.get("after_s")
+    source, entries, refused = _read(after_s)
     if source is None:
         raise ProbeTrouble("not-permitted" if refused else "failed", refused or "no kernel log to read")
     if any("Starting gVisor" in text for _, text in entries[:40]):
         raise ProbeTrouble(
             "not-permitted", "%s shows the sandbox's own log (gVisor), not the host's kernel log" % source
         )
+    if after_s is not None:
+        entries = [entry for entry in entries if entry[0] is not None and entry[0] > after_s]
     told = [entry for entry in entries if any(needle in entry[1] for needle in NEEDLES)]
     kept = _newest(told)
     return {
@@ -85,9 +90,11 @@ def _dmesg() -> Tuple[CommandResult, Entries]:
     return result, [_dmesg_line(line) for line in result.stdout.splitlines()] if result.outcome == "ok" else []
 
 
-def _journal() -> Tuple[CommandResult, Entries]:
+def _journal(after_s: Optional[float] = None) -> Tuple[CommandResult, Entries]:
     """What the journal has of this boot: of more than can be read, or be read in time, the newest."""
     argv = ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "--reverse"]
+    if after_s is not None:
+        argv += ["--since", "-%ds" % (max(0.0, (uptime() or after_s) - after_s) + 2)]
     result = run_command(argv, limit_s=10.0, limit_bytes=16 << 20)
     lines = result.stdout.splitlines()
     if result.outcome != "ok":  # the last line is cut: Xid 7 may have been 79
@@ -103,19 +110,19 @@ def _earlier(entries: Entries) -> Entries:
     return [(at, text) for at, text in _journal()[1] if at is not None and at < first]
 
 
-def _read() -> Tuple[Optional[str], Entries, str]:
+def _read(after_s: Optional[float] = None) -> Tuple[Optional[str], Entries, str]:
     """The first source that answers: /dev/kmsg, dmesg, journalctl. Else (None, [], why the first was refused)."""
     refused = ""
     try:
         entries = _kmsg(path("/dev/kmsg"))
-        earlier = [] if ROOT else _earlier(entries)
+        earlier = [] if ROOT or after_s is not None else _earlier(entries)
         return "/dev/kmsg" + (", journalctl -k" if earlier else ""), earlier + entries, ""
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
             refused = "reading the kernel log needs root (or kernel.dmesg_restrict=0)"
-    for name, ask in (("dmesg", _dmesg), ("journalctl -k", _journal)):
+    for name, ask in (("dmesg", _dmesg), ("journalctl -k", lambda: _journal(after_s))):
         result, entries = ask()
-        if entries:
+        if entries or (after_s is not None and result.outcome == "ok"):
             return name, entries, ""
         if "not permitted" in result.stderr or "ermission" in result.stderr:
             refused = refused or "%s: %s" % (name, result.detail)

@@ -456,7 +456,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
 
 
 _OF_WATCHDOGS = ("watchdog-status", "watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
-_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", *_OF_WATCHDOGS)
+_WRAPPERS = ("ray-wrapper", "worker-failed", "sigabrt-exit", "sigterm-workers", "uncaught-exception", *_OF_WATCHDOGS)
 
 
 @diagnosis
@@ -468,7 +468,10 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
     signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed")  # a table cut before its exit codes
     if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*signs)[:4]
+        said = [hit.groups["what"] for hit in case.hits("uncaught-exception") if "what" in hit.groups]
         title = "a worker failed elsewhere; what it said is not in these logs"
+        if said:
+            title = f"an uncaught C++ exception ended the process: {said[0]}"
         yield Candidate("app.rank-exception", 0.27, title, hits, vague=True)
         if case.has(*_OF_WATCHDOGS):
             title = "a watchdog ended a rank; what it waited for is not in these logs"

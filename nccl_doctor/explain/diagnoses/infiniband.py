@@ -104,7 +104,12 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
             hit.text,
         )
     ]
-    if hits and (_roce(case) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)):
+    empty = [hit for hit in hits if re.search(r"local GID ::(?![0-9a-fA-F:])", hit.text)]
+    if empty:
+        at = re.search(r"local GID index (\d+)", empty[0].text)
+        title = f"queue pairs are refused: the adapter's GID entry{f' {at[1]}' if at else ''} is empty (local GID ::)"
+        yield Candidate("ib.gid-index", 0.92, title, [*empty, *hits], ranks_of(empty))
+    elif hits and (_roce(case) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)):
         yield Candidate(
             "ib.gid-index",
             0.68,

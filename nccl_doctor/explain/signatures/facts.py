@@ -92,6 +92,7 @@ says(
     "NET/IB : Using {devices} ; OOB {oob}",
     why="The HCAs NCCL uses.",
 )
+says("kernel-link-up", ": Link up", "NIC Link is Up", "link becomes ready", why="A network link is up (kernel log).")
 says("net-socket-using", "NET/Socket : Using {interfaces}", why="The interfaces NET/Socket could use.")
 says(
     "network-used",

@@ -444,6 +444,7 @@ says(
     "Not enough memory. Please try to increase --mem-fraction-static",
     "out of memory (code 2)",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "NvMapMemAllocInternalTagged: {bytes:int} error 12",  # Jetson
     "is less than desired GPU memory utilization",
     cause="gpu.oom",
     strength=0.93,

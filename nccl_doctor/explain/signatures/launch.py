@@ -222,9 +222,13 @@ says(
     "likely due to cloud providers not having enough capacity",  # dstack
     "FAILED_TO_START_DUE_TO_NO_CAPACITY",
     "Failed to provision all possible launchable resources",  # SkyPilot
+    "VcpuLimitExceeded",
+    "ResourceLimitExceeded",  # SageMaker
+    "Insufficient quota for ",  # Azure
+    "Quota '{quota}' exceeded. ",  # Google
     cause="launch.world-size",
     strength=0.9,
-    title="the cloud has no instances of this kind free: nodes of the job cannot be started",
+    title="the cloud gives no (or no more) instances of this kind: none free, or the account's quota; nodes of the job cannot be started",
     why="Ask for another zone or region, another kind of instance, or a reservation; with an all-or-nothing launch no node comes.",
 )
 says(

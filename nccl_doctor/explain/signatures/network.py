@@ -378,6 +378,8 @@ says(
     "no valid {}pair found",
     "Unknown host",
     "Name does not resolve",
+    "dial tcp: lookup {name} on {server}: ",  # programs in Go (Kubernetes, containerd, Ray's operator)
+    "connection timed out; no servers could be reached",  # dig, nslookup
     "NXDOMAIN",
     "nslookup: can't resolve",
     "** server can't find",

@@ -155,12 +155,11 @@ says(
     "NetworkPlugin cni failed to ",
     "network plugin is not ready: ",
     "failed to setup network for sandbox",
-    "CreateContainerConfigError",
     cause="sys.container",
     page="sys.container.not-started",
     strength=0.72,
-    title="the container could not be started",
-    why="The runtime failed before the program began: image, sandbox or pod network.",
+    title="Kubernetes could not make the pod's sandbox or its network",
+    why="The runtime failed before the program began: its CNI plugin, or what the pod's networks and devices name.",
     where=lambda groups, line: not _no_image(line),
 )
 says(
@@ -184,6 +183,7 @@ says(
     "private-tmp-gone",
     "container_p_join: open failed for {path}",
     "container_p_join: setns failed for {path}",
+    "container_g_join failed: ",
     cause="sys.container",
     strength=0.78,
     title="a node has lost the job's private namespace (job_container/tmpfs)",
@@ -236,11 +236,12 @@ says(
     "device-plugin-failed",
     "Allocate failed due to rpc error",
     "Allocate failed due to device plugin",
+    "Failed to prepare dynamic resources: ",
     "endpoint not found in cache for a registered resource",
     cause="gpu.not-visible",
     strength=0.62,
-    title="the node's device plugin does not hand out its devices: it failed, or restarts",
-    why="The kubelet asks the device plugin for the pod's GPUs, and that did not answer. Its own pod on the node says why.",
+    title="the node's device plugin (or DRA driver) does not hand out its devices: it failed, or restarts",
+    why="The kubelet asks it for the pod's GPUs, and that did not answer. Its own pod on the node says why.",
 )
 says(
     "master-awaited",
@@ -355,6 +356,14 @@ says(
     title="the scheduler refuses the job: {reason}",
     why="An account, partition, limit or resource of the request is not valid here: nothing has begun.",
     where=lambda groups, line: not re.search(_NOT_REFUSED, groups.get("reason", "")),
+)
+says(
+    "slurm-script-gone",
+    "execve(): {path}/slurm_script: No such file or directory",
+    cause="unrelated",
+    strength=0.9,
+    title="the job's script is gone from the node's {path}: something cleans the directory (SlurmdSpoolDir), or slurmd could not write it",
+    why="slurmd writes the script below SlurmdSpoolDir before it starts it. /tmp is no place for that: its files are removed by age.",
 )
 says(
     "slurm-output-refused",

@@ -279,6 +279,10 @@ says(
     "*** SIGSEGV (@",  # glog's handler
     "exitcode  : -11",
     "exitcode: -11",
+    "exitcode=-11",
+    "shutdown with signal 11 ",
+    "signal: segmentation fault",
+    "status=11/SEGV",
     "return code = -11",
     "died with <Signals.SIGSEGV",
     "terminated with signal SIGSEGV",

@@ -48,10 +48,18 @@ says(
     "we are taking the entire process down",
     "Process group watchdog thread terminated with exception",
     "NCCL watchdog thread terminated with exception",
-    "terminate called after throwing an instance of",
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
     role=S,
     fold="watchdog took the process down",
     why="Always follows an error or a time-out.",
+)
+says(
+    "uncaught-exception",
+    "terminate called after throwing an instance of '{type}'",
+    "what():  {what}",
+    role=S,
+    fold="an uncaught exception ended the process",
+    why="The C++ library's last words: of torch's watchdog, of torch's or of the program's own code.",
 )
 says(
     "timeout-frame",
@@ -199,6 +207,8 @@ says(
     "Connection closed by peer [{address}]",
     "Read error [{address}]",
     "Connection reset by peer",
+    "Connection reset by remote peer",  # UCX
+    "CommClosedError: ",  # Dask
     "Broken pipe",
     "Remote peer closed the connection",
     "Application timeout caused pair closure",

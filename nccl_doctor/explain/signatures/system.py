@@ -47,6 +47,10 @@ says(
     "bus-error",
     "exitcode  : -7",
     "exitcode: -7",
+    "exitcode=-7",  # multiprocessing's own, as SGLang prints it
+    "shutdown with signal 7 ",  # TGI's launcher
+    "signal: bus error",  # programs in Go
+    "status=7/BUS",  # systemd
     "return code = -7",
     "exit code: 135",
     "exit code 135",
@@ -177,6 +181,9 @@ says(
     "sigkill",
     "exitcode  : -9",
     "exitcode: -9",
+    "exitcode=-9",
+    "shutdown with signal 9 ",
+    "signal: killed",
     "return code = -9",
     "signal 9 (Killed)",
     "Killed: 9",
@@ -304,6 +311,7 @@ says(
     "Shutting down filesystem",
     "Disk failure on {disk:word}",
     "beegfs: disabled connection",
+    "Disk lease period expired ",  # GPFS
     "unmounted by the system",
     cause="sys.clock-or-dns-or-fs",
     strength=0.8,
@@ -541,12 +549,13 @@ says(
 says(
     "container-runtime",
     "OCI runtime create failed",
-    "nvidia-container-cli: ",
+    "nvidia-container-cli: {error}",
     " nvc.c:{line:int}] failed to change root directory",
     "could not select device driver",
     "unshare: Operation not permitted",
     "mount: permission denied",
     "CreateContainerError",
+    "CreateContainerConfigError",
     "failed to create shim task",
     "OCI runtime error",
     "unknown or invalid runtime name: ",
@@ -565,7 +574,7 @@ says(
     cause="sys.container",
     page="sys.container.not-started",
     strength=0.66,
-    title="the container could not be started",
+    title="the container could not be started: {error}",
     why="The container runtime failed before the program began.",
     where=lambda groups, line: bool(
         # pyxis tells its progress by slurmstepd's function for errors

@@ -42,6 +42,8 @@ def mend(tmp_path: Path, name: str, text: str) -> tuple[str, tuple[str, ...]]:
         ("a.sh", "env NCCL_TIMEOUT=${A:-1 2} ./a\n", "env ./a\n"),
         ("a.sh", "env NCCL_TIMEOUT=`a b` ./a\n", "env NCCL_TIMEOUT=`a b` ./a\n"),
         ("a.sh", "env NCCL_TIMEOUT=$(a $(b (c))) ./a\n", "env NCCL_TIMEOUT=$(a $(b (c))) ./a\n"),  # left as it is
+        ("a.sh", 'env NCCL_TIMEOUT=1"2 3" ./a\n', 'env NCCL_TIMEOUT=1"2 3" ./a\n'),
+        ("a.sh", "env NCCL_TIMEOUT=1\\ 2 ./a\n", "env NCCL_TIMEOUT=1\\ 2 ./a\n"),
         ("a.sh", "env NCCL_TIMEOUT=$(nproc --all) ./a\n", "env ./a\n"),
         ("a.sh", "export NCCL_TIMEOUT=$(nproc)\n", "# taken out by nccl-doctor: export NCCL_TIMEOUT=$(nproc)\n"),
         ("a.yaml", 'command: bash -c "export NCCL_TIMEOUT=1; ./a"\n', 'command: bash -c ":; ./a"\n'),

@@ -19,6 +19,9 @@ FOUND = {
         "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x0000FF.",
         "srun: error: Task launch for StepId=9.4 failed on node n1: Unable to layout tasks on given cpus",
         "srun: error: Unable to satisfy cpu bind request",
+        "botocore.exceptions.ClientError: An error occurred (VcpuLimitExceeded) when calling the RunInstances operation: no more",
+        "googleapi: Error 403: Quota 'NVIDIA_H100_GPUS' exceeded. Limit: 8.0 in region us-central1., quotaExceeded",
+        "UserError: Insufficient quota for the target cluster's VM family",
         "srun: error: Unable to allocate resources: Requested node configuration is not available",
     ),
     "sys.node-failure": (
@@ -45,11 +48,14 @@ FOUND = {
         "reason:NetworkPluginNotReady message:docker: network plugin is not ready: cni config uninitialized",
         "docker: Error response from daemon: error modifying OCI spec: failed to inject CDI devices: unresolvable CDI devices a/gpu=1",
         "ERROR  : Failed creating directory /var/singularity/mnt/final/.singularity.d/libs :No such file or directory",
+        "slurmstepd: error: container_p_join: open failed /scratch/119383/.active: No such file or directory\n"
+        "slurmstepd: error: container_g_join failed: 119383",
     ),
     "gpu.not-visible": (
         "INFO:    Could not find any nv files on this host!",
         "slurmstepd: error: common_gres_set_env: unable to set env vars, no device files configured",
         "Failed to initialize NVML: Insufficient Permissions",
+        "Warning  FailedPrepareDynamicResources  4s  kubelet  Failed to prepare dynamic resources: NodePrepareResources failed: x",
         "rocBLAS error: Could not initialize Tensile host: No devices found",
         "gpu  0/1  requested number of GPUs unavailable. Requested: 4, Available: 0  0  36s",
     ),
@@ -68,6 +74,7 @@ FOUND = {
         "2025/03/08 17:43:20 Warning: no devices in device pool, creating empty resource server for rdma_shared_device_a",
     ),
     "sys.clock-or-dns-or-fs": (
+        "[X] Disk lease period expired 2.510 seconds ago in cluster gpfs.cluster. Attempting to reacquire the lease.",
         "slurmstepd: error: couldn't chdir to `/data/ann/job': No such file or directory: going to /tmp instead",
         "Nov 24 09:54:59 n2 slurmd[27015]: error: _fetch_child: failed to fetch remote configs",
         "srun: error: Unable to allocate resources: Unable to contact slurm controller (connect failure)",
@@ -81,6 +88,10 @@ FOUND = {
         "kex_exchange_identification: Connection closed by remote host",
         'Exception: Failed to connect to etcd server with config ClientOptions { etcd_url: ["http://localhost:2379"] }',
         "nats.errors.NoServersError: nats: no servers available for connection",
+    ),
+    "net.hostname-resolution": (
+        "Error: dial tcp: lookup ray-head.ml.svc on 10.96.0.10:53: read udp 10.1.0.2:39011->10.96.0.10:53: i/o timeout",
+        ";; connection timed out; no servers could be reached",
     ),
     "net.port-in-use": (
         "docker: Error response from daemon: driver failed programming external connectivity on endpoint vllm (a1): Bind for "
@@ -98,11 +109,22 @@ FOUND = {
         ":0:rocdevice.cpp            :2603: Device::callbackQueue aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime "
         "failed to allocate the necessary resources. Available Free mem : 0 MB",
         "RuntimeError: HIP error: out of memory",
+        "NvMapMemAllocInternalTagged: 1075072515 error 12",
     ),
     "sw.no-nccl-backend": ("[TM][FATAL] comm/device_comm.cc(28): Check failed: 0 Unknown communication backend: nccl",),
     "sw.nccl-version-mismatch": ("RPC server version mismatch: 2.0.0",),
     "sys.threads": ("-bash: fork: retry: No child processes",),
-    "sys.host-oom": ("slurmstepd: error: Exceeded step memory limit at some point.",),
+    "sys.host-oom": (
+        "slurmstepd: error: Exceeded step memory limit at some point.",
+        "2024-10-01T07:43:22Z ERROR shard-manager: text_generation_launcher: Shard process was signaled to shutdown with signal 9 rank=0",
+        "[2025-01-01 10:00:00] Child process unexpectedly failed with exitcode=-9. pid=1234",
+        "llama runner process has terminated: signal: killed",
+    ),
+    "sys.shm": (
+        "2024-10-01T07:43:22Z ERROR shard-manager: text_generation_launcher: Shard process was signaled to shutdown with signal 7 rank=1",
+        "llama runner process has terminated: signal: bus error",
+        "Nov 24 09:56:20 n1 systemd[1]: train.service: Main process exited, code=killed, status=7/BUS",
+    ),
     "unrelated": (
         "srun: error: Unable to allocate resources: Invalid partition name specified",
         "qsub: Unauthorized Request  MSG=group ACL is not satisfied",
@@ -233,3 +255,29 @@ def test_no_peer_access_in_turbomind_is_worth_knowing() -> None:
 @pytest.mark.parametrize("line", ["qsub: waiting for job 123.pbs to start", "qsub: job 123.pbs ready"])
 def test_an_interactive_job_is_not_refused(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "nvidia-container-cli: initialization error: WSL environment detected but no adapters were found: unknown",
+            "initialization error: WSL environment detected",
+        ),
+        (
+            "slurmstepd: error: execve(): /tmp/slurmd/job71/slurm_script: No such file or directory",
+            "the job's script is gone from the node's /tmp/slurmd/job71",
+        ),
+        (
+            "Warning  FailedCreatePodSandBox  3s  kubelet  Failed to create pod sandbox: rpc error: code = Unknown desc = no VF",
+            "the pod's sandbox or its network",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  [FT][ERROR] CUDA runtime error: invalid "
+            "argument /opt/x/allocator.h:252\n\nAborted (core dumped)",
+            "an uncaught C++ exception ended the process: [FT][ERROR] CUDA runtime error",
+        ),
+    ],
+)
+def test_the_title_says_what_failed(line: str, told: str) -> None:
+    assert told in explain_text(f"{line}\n").sentence

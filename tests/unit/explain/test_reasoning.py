@@ -1397,3 +1397,12 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
+
+
+@pytest.mark.parametrize(("own", "empty"), [("::", True), ("::ffff:10.9.0.9", False)])
+def test_an_empty_gid_is_told_as_one(own: str, empty: bool) -> None:
+    refused = "NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR"
+    first = explain_text(
+        f"k9:8:9 [0] {refused}, local GID index 3, local GID {own}, remote GID ::ffff:10.9.1.4\n"
+    ).causes[0]
+    assert first.id == "ib.gid-index" and ("GID entry 3 is empty" in first.title) is empty

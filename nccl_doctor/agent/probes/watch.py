@@ -1,0 +1,170 @@
+"""A host on which a job runs, looked at again and again: each sample is told as an event, and nothing is kept here."""
+
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from nccl_doctor.agent import isolated, nvml
+from nccl_doctor.agent.job import processes, readings
+from nccl_doctor.agent.probes import gpu, infiniband, interfaces, kernel_log, system
+from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, listed, path, probe, uptime, whole_number
+
+EVERY_S = 5.0
+LOOK_FOR_RANKS_S = 60.0  # to look through all of /proc takes longer than a whole sample
+INTERFACES = 64  # of a host with a thousand containers those that have hardware come first
+LONGEST_S = 30 * 86400.0
+_NIC_COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors")
+_PORT_COUNTERS = (
+    "port_rcv_data",
+    "port_xmit_data",
+    "symbol_error",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "link_error_recovery",
+    "link_downed",
+)
+
+
+@probe("watch", "watch", limit_s=LONGEST_S)
+def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """CPU, memory, interfaces, RDMA ports, ranks and new lines of the kernel log, every ``every_s`` seconds.
+
+    Never returns: who asked hangs up.
+    """
+    every_s = float(arguments.get("every_s", EVERY_S))
+    tell = emitter()
+    nics: List[str] = []
+    known: Dict[int, int] = {}  # rank -> when it was started
+    looked_s = 0.0
+    log_s = uptime() or 0.0
+    while True:
+        started = time.monotonic()
+        sample: Dict[str, Any] = {"at_s": started, **_host(), "ports": _ports()}
+        if not looked_s or started - looked_s >= LOOK_FOR_RANKS_S:
+            looked_s, nics = started, _interfaces()
+            found, unread = processes.find("")
+            for process in found:
+                process.pop("dump_prefixes", None)
+            known = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
+            sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
+        sample["interfaces"] = {name: _interface(name) for name in nics}
+        sample["ranks"] = {str(pid): told for pid, ticks in known.items() for told in [_rank(pid, ticks)] if told}
+        sample["log"], log_s = _log(log_s)
+        sample["cost_s"] = sum(os.times()[:4])
+        tell(sample)
+        time.sleep(max(0.0, started + every_s - time.monotonic()))
+
+
+@probe("watch_gpus", "watch", limit_s=LONGEST_S)
+def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """What NVML says of every GPU, every ``every_s`` seconds. Returns when NVML does not answer, and says which call.
+
+    ``nvml_silence_s``: how long one call may take.
+    """
+    every_s = float(arguments.get("every_s", EVERY_S))
+    pynvml = gpu.find_pynvml()
+    if pynvml is None:
+        raise ProbeTrouble("tool-missing", "python module pynvml: not found, or too old", {"module": "pynvml"})
+    tell = emitter()
+    last: Dict[str, Any] = {}
+
+    def take(step: Dict[str, Any]) -> None:
+        if "samples" in step:
+            tell(step)
+        else:
+            last.clear()
+            last.update(step)
+
+    silence_s = every_s + float(arguments.get("nvml_silence_s", gpu.NVML_SILENCE_S))
+    answer = isolated.call(
+        lambda report: nvml.sample(pynvml, report, every_s),
+        LONGEST_S,
+        silence_s,
+        start_s=gpu.NVML_START_S,
+        on_report=take,
+    )
+    if "failed" in last:
+        raise ProbeTrouble("failed", "%s: %s" % (last["failed"]["call"], last["failed"]["text"]))
+    where = last.get("at", "start") + ("" if last.get("gpu") is None else " of GPU %d" % last["gpu"])
+    raise ProbeTrouble(
+        answer.outcome if answer.outcome != "ok" else "failed", "NVML call %s %s" % (where, answer.detail)
+    )
+
+
+def _host() -> Dict[str, Any]:
+    """CPU time in ticks (busy, all), memory in bytes, totals of swapping and kills, shares of time that tasks waited."""
+    words = [int(word) for word in (first_line("/proc/stat") or "").split()[1:9]]
+    idle = sum(words[3:5])
+    return {
+        "cpu": [sum(words) - idle, sum(words)] if len(words) == 8 else None,
+        "memory": system.memory(),
+        "kernel": readings.swapping(),
+        "waiting": {name: told for name in ("cpu", "memory", "io") for told in [_waiting(name)] if told is not None},
+    }
+
+
+def _waiting(name: str) -> Optional[float]:
+    """Percent of the last 10 s in which some task waited for this, by the kernel (PSI)."""
+    line = first_line("/proc/pressure/" + name) or ""
+    found = [word[6:] for word in line.split() if word.startswith("avg10=")]
+    try:
+        return float(found[0]) if line.startswith("some") and found else None
+    except ValueError:
+        return None
+
+
+def _interfaces() -> List[str]:
+    """What has hardware, or an address that leads further: not the host's ends of its containers, nor their bridges."""
+    told = interfaces.kernel_addresses()
+    far = {item["name"] for item in told if not (item["loopback"] or item["address"].startswith(("169.254.", "fe80:")))}
+
+    def has(name: str, part: str) -> bool:
+        return os.path.exists(path("/sys/class/net/%s/%s" % (name, part)))
+
+    hardware = [name for name in listed("/sys/class/net") if has(name, "device")]
+    others = [
+        name for name in listed("/sys/class/net") if name in far and name not in hardware and not has(name, "bridge")
+    ]
+    return (hardware + others)[:INTERFACES]
+
+
+def _interface(name: str) -> Dict[str, Any]:
+    base = "/sys/class/net/" + name
+    speed = whole_number(first_line(base + "/speed"))
+    told = {counter: whole_number(first_line("%s/statistics/%s" % (base, counter))) for counter in _NIC_COUNTERS}
+    told["losses"] = interfaces.losses(base)
+    return {"speed_mbps": speed if speed and 0 < speed < 4294967295 else None, "counters": told}
+
+
+def _ports() -> Dict[str, Any]:
+    """RDMA device and port -> rate and counters; the amounts of data are in units of four bytes."""
+    found = {}
+    for device in listed("/sys/class/infiniband"):
+        for number in infiniband.ports_of(device):
+            base = "/sys/class/infiniband/%s/ports/%s" % (device, number)
+            counters = {name: whole_number(first_line("%s/counters/%s" % (base, name))) for name in _PORT_COUNTERS}
+            found["%s/%s" % (device, number)] = {"rate": first_line(base + "/rate"), "counters": counters}
+    return found
+
+
+def _rank(pid: int, start_ticks: int) -> Optional[Dict[str, Any]]:
+    """State, CPU time and resident memory of a rank; None where it has ended."""
+    fields = processes.stat_fields(pid)
+    if fields is None or int(fields[19]) != start_ticks or fields[0] in "ZX":
+        return None
+    ticks = float(os.sysconf("SC_CLK_TCK"))
+    return {
+        "state": fields[0],
+        "cpu_s": (int(fields[11]) + int(fields[12])) / ticks,
+        "resident_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def _log(after_s: float) -> Tuple[Dict[str, Any], float]:
+    """The kernel log's lines since then, or why they cannot be read; and the second of the newest."""
+    try:
+        data = kernel_log.kernel_log({"after_s": after_s})
+    except ProbeTrouble as trouble:
+        return {"outcome": trouble.outcome, "detail": trouble.detail}, after_s
+    times = [line["at_s"] for line in data["lines"]]
+    return {"outcome": "ok", **data}, max([after_s, *times])

@@ -1,0 +1,103 @@
+"""``nccl-doctor watch``: look at hosts again and again while a job runs on them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.findings.exit_codes import ExitCode
+
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def _time(text: str) -> float:
+    """Seconds of ``90``, ``10m``, ``2h``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d)?", text)
+    seconds = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
+    if not 1 <= seconds <= 30 * 86400:
+        raise typer.BadParameter(f"{text!r} is no time from 1 s to 30 d, such as 90, 10m, 2h")
+    return seconds
+
+
+@app.command(
+    short_help="A job runs: throttled GPUs, stragglers, leaks, silent hosts, as they come.",
+    epilog=examples(
+        {
+            "watch --hosts hostfile": "until Ctrl-C",
+            "watch --hosts hostfile --for 10m": "then a verdict",
+            "watch -H gpu[01-64] --save night.ndb": "keep what was seen",
+            "watch --from night.ndb --verbose": "judge it again, anywhere",
+        },
+        codes="0 nothing wrong was seen, 11 something was, 4 too little could be seen, 130 ended by Ctrl-C",
+    ),
+)
+def watch(
+    context: typer.Context,
+    misplaced: _hosts.Misplaced = None,
+    hosts: _hosts.HostsFile = None,
+    host_list: _hosts.HostList = None,
+    slurm: _hosts.Slurm = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.5, max=600.0, help="Time between the samples of a host.")
+    ] = 5.0,
+    for_: Annotated[
+        float | None,
+        typer.Option("--for", parser=_time, metavar="TIME", help="How long: 90, 10m, 2h [default: until Ctrl-C]."),
+    ] = None,
+    transport: _hosts.Transport = "ssh",
+    python: _hosts.Python = "",
+    env_setup: _hosts.EnvSetup = "",
+    connect_timeout: _hosts.ConnectTimeout = 10.0,
+    fan_out: _hosts.FanOut = 64,
+    ssh_config: _hosts.SshConfig = None,
+    format: _hosts.Format = "text",
+    thresholds: _hosts.Thresholds = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was seen, folded, as a bundle.")] = None,
+    from_: _hosts.Saved = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A line for each GPU, all evidence and events.")
+    ] = False,
+) -> None:
+    """Watch hosts while a job runs: GPUs, network, memory, ranks, the kernel log. At the end, what was wrong.
+
+    Without hosts, this machine is watched. Reads only, over one open connection to each host; the table goes to stderr.
+    """
+    rows = _hosts.load_thresholds(thresholds)
+    if save is not None:
+        _hosts.check_writable(save, "--save")
+    if from_ is not None:
+        if save:
+            _hosts.stop("--from judges a saved bundle: it takes no --save")
+        bundle = _hosts.read_saved(context, from_, of="watch")
+    else:
+        from nccl_doctor.collect.watch import WatchOptions
+        from nccl_doctor.collect.watch import watch as watch_hosts
+        from nccl_doctor.report.terminal import stderr_console
+        from nccl_doctor.report.watch import LiveWatch
+
+        local = _hosts.is_this_machine(hosts, host_list, slurm)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+        entries = _hosts.load_inventory(hosts, host_list, slurm).entries
+        with LiveWatch(stderr_console(), verbose) as shown:
+            bundle = watch_hosts(entries, WatchOptions(connect, every, for_), shown)
+
+    from nccl_doctor.rules.watch import examine, to_json
+
+    saved = _hosts.save_bundle(bundle, save)
+    answer = examine(bundle, rows)
+    _hosts.tell_interrupted(bundle)
+    code = ExitCode.INTERRUPTED if bundle.interrupted else answer.report.exit_code()
+    if save is not None and not saved and code is ExitCode.HEALTHY:
+        code = ExitCode.INTERNAL_ERROR  # asked to keep what was seen and could not: not a success
+    if format == "json":
+        _hosts.print_json(to_json(answer, code))
+    else:
+        from nccl_doctor.report.terminal import stdout_console
+        from nccl_doctor.report.watch import render
+
+        render(answer, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
+    raise typer.Exit(code)

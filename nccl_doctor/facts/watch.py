@@ -1,0 +1,117 @@
+"""What a host did while it was watched (``nccl-doctor watch``): series of samples, folded until they are small."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from nccl_doctor.facts.model import Amount, Count, Fact
+
+Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
+
+
+class Level(msgspec.Struct, frozen=True):
+    """A quantity over all samples that told it."""
+
+    samples: Count
+    mean: Amount
+    low: Amount
+    high: Amount
+
+
+class GpuSeries(msgspec.Struct, frozen=True):
+    """One GPU. ``busy`` of its ``samples`` found it at work (utilisation of at least half); power, clock and temperature
+    are of those, and so is ``throttled``: bit of NVML's clocks event reasons -> samples that had it.
+
+    ``rises``: by how much an error counter rose. ``refused``: what it did not tell at last, and why (``not supported``).
+    """
+
+    index: Count
+    samples: Count
+    busy: Count
+    utilization_percent: Level | None
+    temperature_c: Level | None
+    power_w: Level | None
+    clock_sm_mhz: Level | None
+    memory_share: Level | None
+    power_limit_w: Amount | None
+    memory_total_bytes: Count | None
+    throttled: dict[str, Count]
+    throttle_known: Count  # busy samples that told the reasons
+    rises: dict[str, Count]
+    refused: dict[str, str]
+
+
+class NicSeries(msgspec.Struct, frozen=True):
+    """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate."""
+
+    name: str
+    rate_bytes_per_s: Amount | None  # None: the driver does not tell
+    received_bytes_per_s: Level | None
+    sent_bytes_per_s: Level | None
+    full: Count
+    rises: dict[str, Count]
+
+    @property
+    def rdma(self) -> bool:
+        """Whether it is an RDMA port."""
+        return "/" in self.name
+
+
+class RankSeries(msgspec.Struct, frozen=True):
+    """A process that bears a rank. ``ended_s``: when it was missing for the first time; None while it lives."""
+
+    pid: Count
+    samples: Count
+    first_s: Amount
+    last_s: Amount
+    ended_s: Amount | None
+    cpu_percent: Level | None  # of one CPU
+    resident_bytes: Points
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A time without samples, in seconds since the watch began; ``open`` where it lasted until the end."""
+
+    from_s: Amount
+    to_s: Amount
+    why: str
+    open: bool = False
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, in seconds since the watch began.
+
+    ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``rank-ended``, ``killed`` (for want of
+    memory), ``link`` (it went down), ``gpus`` (NVML stopped answering).
+    """
+
+    at_s: Amount
+    host: str
+    kind: str
+    text: str
+
+
+class Watch(Fact, frozen=True):
+    """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI)."""
+
+    PROBE: ClassVar[str] = "watch"
+
+    seconds: Amount  # the watch, from the host's first connection to the end
+    every_s: Amount
+    samples: Count
+    gaps: tuple[Gap, ...]
+    gpus: tuple[GpuSeries, ...]
+    gpus_why: str  # why there are no samples of GPUs, or none to the end
+    cpu_percent: Level | None  # of all CPUs
+    memory_total_bytes: Count | None
+    memory_available_bytes: Points
+    swapped_pages: Count | None
+    killed: Count | None  # processes, by the kernel, for want of memory
+    waiting: dict[str, Level]
+    nics: tuple[NicSeries, ...]
+    ranks: tuple[RankSeries, ...]
+    events: tuple[Event, ...]
+    events_left_off: Count
+    cost_percent: Amount | None  # CPU time of our own agent, of one CPU

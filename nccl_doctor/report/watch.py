@@ -1,0 +1,271 @@
+"""A watch as people see it: the table while it goes on, events as they come, and the answer at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from nccl_doctor.collect.watch_series import THROTTLES, HostSeries
+from nccl_doctor.facts.watch import Event, GpuSeries, Level, Watch
+from nccl_doctor.report import console as report_console
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import is_live, print_again, print_hanging
+from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.watch import Answer
+
+SUMMARY_SAMPLES = 12  # from one summary line to the next, where there is no terminal
+EVENTS_SHOWN = 8
+_COLUMNS = ("host", "GPU", "use%", "C", "W", "MHz", "mem%", "CPU%", "freeGiB", "Gb/s", "ranks", "")
+_REMARK = 12  # columns that a name leaves to the remark
+_SHORT = ((0x40, "HOT"), (0x20, "HOT (driver)"), (0x80, "POWER BRAKE"), (0x08, "SLOWED"))
+_SEVERE = {"killed": "bold red", "rank-ended": "bold red", "silent": "bold red", "throttle": "yellow", "link": "yellow"}
+
+
+class Row(NamedTuple):
+    """One line of the table: cells in the order of the columns, and how much trouble it is in (0: none)."""
+
+    cells: tuple[str, ...]
+    trouble: int = 0
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
+    """The hosts as they are now, one line each with its worst GPU: a throttled one, else the hottest. ``verbose``: a line a GPU."""
+    rows: list[Row] = []
+    for host in hosts:
+        gpus = [(index, gpu.now) for index, gpu in sorted(host.gpus.items())]
+        gpus.sort(key=lambda item: (-_reasons(item[1]).bit_count(), -(item[1].get("temperature_c") or 0)))
+        chosen = sorted(gpus, key=lambda item: item[0]) if verbose else gpus[:1]
+        alive = sum(rank.ended_s is None for rank in host.ranks.values())
+        own = _host_cells(
+            host.cpu.last, host.memory.get("MemAvailable"),
+            [(nic.received.last, nic.sent.last) for nic in host.nics.values()],
+            f"{alive}" if len(host.ranks) == alive else f"{alive} of {len(host.ranks)}",
+        )  # fmt: skip
+        if host.silent:
+            since = "" if host.seen_s is None else f" since {host.seen_s:.0f} s"
+            rows.append(Row((visible(host.name), *["-"] * 10, f"SILENT{since}"), 2))
+            continue
+        if host.seen_s is None:
+            rows.append(Row((visible(host.name), *["-"] * 10, "...")))
+            continue
+        for number, (index, told) in enumerate(chosen or [(-1, {})]):
+            used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
+            why = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
+            cells = (
+                visible(host.name),
+                str(index) if index >= 0 else "-",
+                *(
+                    _number(told.get(name))
+                    for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz")
+                ),
+                _share(used / total) if used is not None and total else "-",
+                *(own if number == 0 else [""] * len(own)),
+                why,
+            )
+            rows.append(Row(cells, 1 if why else 0))
+    return rows
+
+
+def _reasons(told: Mapping[str, object]) -> int:
+    mask = told.get("throttle_reasons")
+    return mask & THROTTLES if isinstance(mask, int) else 0
+
+
+def _host_cells(
+    cpu: float | None, free: float | None, nics: Iterable[tuple[float | None, float | None]], ranks: str
+) -> list[str]:
+    """CPU, free memory, what the busiest interface moves in its busier direction, ranks."""
+    rates = [rate for pair in nics for rate in pair if rate is not None]
+    net = _number(8 * max(rates) / 1e9, 2) if rates else "-"
+    return [_number(cpu), _number(None if free is None else free / (1 << 30), 1), net, ranks]
+
+
+def _mean(level: Level | None) -> float | None:
+    return level.mean if level else None
+
+
+def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
+    """The hosts over the whole watch: means, but the highest temperature, the fullest GPU and the least free memory."""
+    rows = []
+    for name, watch in hosts.items():
+        gpus = sorted(
+            watch.gpus, key=lambda gpu: (-_throttled(gpu), -(gpu.temperature_c.high if gpu.temperature_c else 0))
+        )
+        chosen = sorted(watch.gpus, key=lambda gpu: gpu.index) if verbose else gpus[:1]
+        alive = sum(rank.ended_s is None for rank in watch.ranks)
+        free = min((amount for _, amount in watch.memory_available_bytes), default=None)
+        own = _host_cells(
+            _mean(watch.cpu_percent), free,
+            [(_mean(nic.received_bytes_per_s), _mean(nic.sent_bytes_per_s)) for nic in watch.nics],
+            f"{alive}" if len(watch.ranks) == alive else f"{alive} of {len(watch.ranks)}",
+        )  # fmt: skip
+        silent = f"silent {duration(sum(gap.to_s - gap.from_s for gap in watch.gaps))}" if watch.gaps else ""
+        for number, gpu in enumerate(chosen or [None]):
+            share = _throttled(gpu) if gpu else 0.0
+            note = [silent if number == 0 else "", f"throttled {share:.0%}" if share else ""]
+            cells = (
+                visible(name),
+                "-" if gpu is None else str(gpu.index),
+                *(
+                    _number(own_value)
+                    for own_value in (
+                        _mean(gpu.utilization_percent) if gpu else None,
+                        gpu.temperature_c.high if gpu and gpu.temperature_c else None,
+                        _mean(gpu.power_w) if gpu else None,
+                        _mean(gpu.clock_sm_mhz) if gpu else None,
+                    )
+                ),
+                _share(gpu.memory_share.high if gpu and gpu.memory_share else None),
+                *(own if number == 0 else [""] * len(own)),
+                "; ".join(word for word in note if word),
+            )
+            rows.append(Row(cells, 2 if silent else 1 if share else 0))
+    return rows
+
+
+def _throttled(gpu: GpuSeries) -> float:
+    """The largest share of its busy time for which one reason held it down."""
+    counts = [count for bit, count in gpu.throttled.items() if int(bit) & THROTTLES]
+    return max(counts) / gpu.throttle_known if counts and gpu.throttle_known else 0.0
+
+
+def table(rows: Sequence[Row], width: int, room: int | None = None) -> Text:
+    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole.
+
+    Where there is ``room`` for fewer lines, those in trouble come first and the rest is counted.
+    """
+    shown = list(rows)
+    if room is not None and len(rows) > room:
+        shown = sorted(rows, key=lambda row: -row.trouble)[: max(1, room - 1)]
+    lines = [_COLUMNS, *(row.cells for row in shown)]
+    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    widths[0] = max(
+        len(_COLUMNS[0]), min(widths[0], width - sum(widths[1:-1]) - len(widths) - min(widths[-1], _REMARK))
+    )
+    kept = [column for column in range(len(widths)) if sum(widths[: column + 1]) + column <= width]
+    left = width - sum(widths[column] for column in kept) - len(kept)
+    text = Text(no_wrap=True)
+    for number, line in enumerate(lines):
+        cells = [
+            set_cell_size(line[0], widths[0])
+            if cell_len(line[0]) <= widths[0]
+            else f"{set_cell_size(line[0], widths[0] - 1)}…",
+            *(f"{line[column]:>{widths[column]}}" for column in kept if 0 < column < len(widths) - 1),
+        ]
+        remark = line[-1]
+        if len(widths) - 1 in kept:
+            cells.append(remark)
+        elif remark and left > 1:
+            cells.append(remark if cell_len(remark) <= left else f"{set_cell_size(remark, left - 1)}…")
+        style = "dim" if number == 0 else ("", "yellow", "bold red")[shown[number - 1].trouble]
+        text.append(" ".join(cells).rstrip() + "\n", style)
+    if len(rows) > len(shown):
+        bad = sum(row.trouble > 0 for row in rows) - sum(row.trouble > 0 for row in shown)
+        text.append(f"... {len(rows) - len(shown)} more lines, {bad} of them in trouble\n", "dim")
+    text.rstrip()
+    return text
+
+
+def told(event: Event) -> Text:
+    """One line about what happened."""
+    line = Text(f"[{event.at_s:7.1f} s] ", "dim").append(f"{visible(event.host)}  ", "bold cyan")
+    return line.append(visible(event.text), _SEVERE.get(event.kind, ""))
+
+
+class LiveWatch:
+    """Shows a watch while it goes on. Use as a context manager."""
+
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self._console, self._verbose = console, verbose
+        self._summed_s = 0.0
+        self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
+
+    def __enter__(self) -> LiveWatch:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def event(self, event: Event) -> None:
+        """One line; a live table stays below it."""
+        print_hanging(self._console, told(event), label=12)
+
+    def tick(self, now_s: float, hosts: Sequence[HostSeries]) -> None:
+        """Draw the table again; without a terminal a line now and then."""
+        if self._live:
+            rows = live_rows(hosts, self._verbose)
+            self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
+        elif now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s:
+            self._summed_s = now_s
+            self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
+
+
+def summary(hosts: Sequence[HostSeries]) -> str:
+    """How all hosts are, in one line."""
+    silent = sum(bool(host.silent) for host in hosts)
+    answering = [host for host in hosts if not host.silent]
+    gpus = [gpu.now for host in answering for gpu in host.gpus.values()]
+    taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
+    used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
+    heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
+    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
+    if used:
+        words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
+    if heat:
+        words.append(f"hottest {max(heat):.0f} C, {sum(bool(_reasons(gpu)) for gpu in gpus)} throttled")
+    alive = sum(rank.ended_s is None for host in hosts for rank in host.ranks.values())
+    return ", ".join([*words, f"{alive} ranks"])
+
+
+def render(answer: Answer, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
+    """Print the answer. Nothing in it can drive the terminal: all remote text goes through ``visible``."""
+    report = answer.report
+    verdict = _verdict(answer)
+    console.print(verdict)
+    report_console.body(report, console, verbose)
+    if answer.hosts:
+        rows = whole_rows(answer.hosts, verbose)
+        console.print(table(rows, console.width, None if verbose else 20), soft_wrap=True)
+        console.print()
+    shown = answer.events if verbose else answer.events[-EVENTS_SHOWN:]
+    if len(answer.events) > len(shown):
+        console.print(Text(f"  ... {len(answer.events) - len(shown)} earlier events (--verbose shows all)", "dim"))
+    for event in shown:
+        print_hanging(console, told(event), 2, 12)
+    for note in () if verbose else report_console.notes(report):
+        print_hanging(console, Text(f"{'note':<13}", "cyan").append_text(note), 2, 13)
+    for gap in report_console.not_checked(report, verbose):
+        print_hanging(console, Text(f"{'not checked':<13}", "yellow").append_text(gap), 2, 13)
+    report_console.tail(report, console, saved, exit_code)
+    print_again(console, verdict)
+
+
+def _verdict(answer: Answer) -> Text:
+    report = answer.report
+    hosts = f"{len(report.reached)} of {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}"
+    seen = f"on {hosts} in {duration(report.seconds)}"
+    if report.verdict == "faulty":
+        return Text("✗ FAULTY", "bold red").append(f": {visible(report_console.headline(report)[1])}", "bold")
+    if report.verdict == "incomplete":
+        words = f": nothing wrong was seen {seen}, but not everything could be seen (below)."
+        text = Text("? INCOMPLETE", "bold yellow").append(words, "bold")
+    else:
+        text = Text("✓ NOTHING SEEN", "bold green").append(f": nothing wrong was seen {seen}.", "bold")
+    warnings = len(report_console.alike([item for item in report.causes if item.severity.value == "warn"]))
+    return text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow") if warnings else text

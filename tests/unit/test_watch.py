@@ -1,0 +1,809 @@
+"""``nccl-doctor watch``: what its rules say of series, what it keeps of samples, what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import watched
+from jsonschema import validate
+from rich.console import Console
+from typer.testing import CliRunner
+from watched import GIB, Change, all_gpus, both, one_gpu
+
+from nccl_doctor import cli
+from nccl_doctor.agent import isolated, probing
+from nccl_doctor.agent.probes import kernel_log, watch
+from nccl_doctor.collect import watch as collect
+from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, POINTS, HostSeries, Series
+from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import Bundle, Outcome, ProbeResult
+from nccl_doctor.facts.watch import Event, Watch
+from nccl_doctor.findings.exit_codes import ExitCode
+from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.inventory.model import HostEntry
+from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import text_console
+from nccl_doctor.report.watch import LiveWatch, Row, live_rows, render, summary, table
+from nccl_doctor.rules.engine import WATCH, all_rules
+from nccl_doctor.rules.watch import Answer, examine, to_json
+from nccl_doctor.transport.base import ConnectOptions
+from nccl_doctor.transport.session import Session
+from tests.hardware_kit import machines
+
+cli._load_commands()
+DECLARED = {id for rule in all_rules() if rule.stage == WATCH for id in rule.ids}
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "watch.schema.json"
+
+
+def told(bundle: Bundle) -> Answer:
+    """The answer; every id in it is declared by a rule of the stage."""
+    answer = examine(bundle)
+    assert {item.id for item in answer.report.findings} <= DECLARED
+    validate(json.loads(to_json(answer, answer.report.exit_code())), json.loads(SCHEMA.read_text()))
+    return answer
+
+
+def only(answer: Answer) -> Finding:
+    """The one cause, and no gap."""
+    (found,) = answer.report.causes
+    assert not answer.report.unknown, answer.report.unknown
+    return found
+
+
+def clean(answer: Answer) -> bool:
+    """Whether nothing is wrong and nothing unknown; a warning is something."""
+    return answer.report.verdict == "healthy" and not answer.report.causes
+
+
+def gaps(answer: Answer) -> set[tuple[str, tuple[str, ...]]]:
+    """What is unknown, where."""
+    return {(gap.what, gap.hosts) for gap in answer.report.unknown}
+
+
+def test_a_job_that_works_has_no_finding_and_no_gap() -> None:
+    answer = told(watched.bundle())
+    assert answer.report.verdict == "healthy" and not answer.report.findings and not answer.events
+    assert answer.report.exit_code() is ExitCode.HEALTHY
+
+
+def during(start_s: float, end_s: float, change: Change) -> Change:
+    """A change of some time only."""
+
+    def apply(now_s: float, step: dict[str, Any]) -> None:
+        if start_s <= now_s < end_s:
+            change(now_s, step)
+
+    return apply
+
+
+HOT = one_gpu(2, throttle_reasons=0x40, temperature_c=91, clock_sm_mhz=1100)
+
+
+@pytest.mark.parametrize(
+    ("bit", "id"),
+    [
+        (0x40, "gpu.thermal-power.hw-thermal"),
+        (0x80, "gpu.thermal-power.power-brake"),
+        (0x20, "gpu.thermal-power.sw-thermal"),
+        (0x48, "gpu.thermal-power.hw-thermal"),
+    ],
+)
+def test_a_gpu_that_is_throttled_part_of_the_time(bit: int, id: str) -> None:
+    change = during(100, 999, one_gpu(2, throttle_reasons=bit))
+    found = only(told(watched.bundle(gpu_changes={"gpu02": change})))
+    assert (found.id, found.severity, found.hosts) == (id, Severity.FAIL, ("gpu02",))
+    assert "for 37% of the time" in found.title and "in 11 of 30 busy samples" in found.evidence[0].text
+    assert [place.gpu for place in found.places] == ["2 (0000:02:00.0)"]
+
+
+def test_a_moment_of_throttling_is_a_warning_and_so_is_one_without_a_reason() -> None:
+    once = only(told(watched.bundle(gpu_changes={"gpu02": during(100, 105, HOT)})))
+    assert (once.id, once.severity) == ("gpu.thermal-power.hw-thermal", Severity.WARN)
+    unnamed = only(told(watched.bundle(gpu_changes={"gpu02": one_gpu(2, throttle_reasons=0x08)})))
+    assert (unnamed.id, unnamed.severity) == ("gpu.thermal-power.hw-slowdown", Severity.WARN)
+
+
+def test_idle_clocks_and_the_usual_power_cap_are_no_throttling() -> None:
+    resting = both(one_gpu(1, utilization_percent=0, throttle_reasons=0x41), one_gpu(2, throttle_reasons=0x4))
+    answer = told(watched.bundle(gpu_changes={"gpu01": resting}))
+    assert not [item for item in answer.report.findings if item.id.startswith("gpu.thermal")]
+
+
+def test_a_power_limit_below_the_default_that_holds_the_clock_down() -> None:
+    found = only(told(watched.bundle(gpu_changes={"gpu01": one_gpu(0, power_limit_w=400.0)})))
+    assert found.id == "gpu.thermal-power.power-cap" and "400 W, its default is 700 W" in found.title
+
+
+def test_hotter_than_its_peers_and_slower_than_they_are() -> None:
+    hotter = only(told(watched.bundle(gpu_changes={"gpu02": one_gpu(1, temperature_c=84)})))
+    assert hotter.id == "gpu.thermal-power.hotter" and "at 84 C, 7 others under the same load at 62 C" in hotter.title
+    slow = only(told(watched.bundle(gpu_changes={"gpu02": one_gpu(1, clock_sm_mhz=1200)})))
+    assert slow.id == "gpu.thermal-power.slow-clock" and "1200 MHz, 7 others" in slow.title
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        one_gpu(1, temperature_c=84, power_w=690.0),  # it works harder
+        one_gpu(1, clock_sm_mhz=1500, power_w=690.0),
+        one_gpu(1, temperature_c=70),
+    ],
+)
+def test_who_works_harder_may_be_hotter_and_slower(change: Change) -> None:
+    assert clean(told(watched.bundle(gpu_changes={"gpu02": change})))
+
+
+def test_gpus_of_another_job_are_no_peers() -> None:
+    """Two hosts of a job whose GPUs run cool and fast say nothing of two others'."""
+
+    def other_job(now_s: float, sample: dict[str, Any]) -> None:
+        for process in sample["processes"]:
+            process["environment"]["MASTER_PORT"] = "29600"
+
+    slow = all_gpus(clock_sm_mhz=1200, temperature_c=84)
+    apart = watched.bundle({"gpu02": other_job}, {"gpu02": slow})
+    assert not [item for item in told(apart).report.findings if item.id.startswith("gpu.thermal")]
+    together = watched.bundle(gpu_changes={"gpu02": both(slow, one_gpu(0, clock_sm_mhz=1755, temperature_c=61))})
+    assert {item.id for item in told(together).report.findings} == {
+        "gpu.thermal-power.slow-clock",
+        "gpu.thermal-power.hotter",
+    }
+
+
+WAITS = all_gpus(utilization_percent=100, power_w=200.0)
+
+
+def test_who_works_while_all_others_spin_may_be_the_straggler() -> None:
+    works = both(WAITS, one_gpu(3, power_w=520.0))
+    found = only(told(watched.bundle(gpu_changes={"gpu01": WAITS, "gpu02": works})))
+    assert (found.id, found.severity, found.hosts) == ("watch.straggler", Severity.WARN, ("gpu02",))
+    assert found.confidence < 0.75 and "draws 520 W, 7 others 200 W at full utilisation" in found.title
+
+
+def test_who_is_not_busy_while_all_others_are_is_late_on_its_hosts_side() -> None:
+    late = both(WAITS, one_gpu(3, utilization_percent=60))
+    answer = told(watched.bundle(gpu_changes={"gpu01": WAITS, "gpu02": late}))
+    found = {item.id: item for item in answer.report.findings}
+    assert set(found) == {"watch.straggler", "watch.gpu-idle"} and "data loading" in found["watch.straggler"].title
+
+
+def test_where_half_of_the_gpus_work_and_half_wait_nobody_is_accused() -> None:
+    answer = told(watched.bundle(gpu_changes={"gpu01": WAITS, "gpu02": all_gpus(utilization_percent=100)}))
+    assert not [item for item in answer.report.findings if item.id == "watch.straggler"]
+
+
+def test_idle_gpus_are_a_warning_with_what_else_was_seen() -> None:
+    def crowded(now_s: float, sample: dict[str, Any]) -> None:
+        sample["cpu"] = [int(now_s * 6390), int(now_s * 6400)]
+        sample["waiting"]["io"] = 40.0
+
+    low = all_gpus(utilization_percent=60)
+    answer = told(watched.bundle({"gpu02": crowded}, {"gpu02": low}))
+    (found,) = [item for item in answer.report.findings if item.id == "watch.gpu-idle"]
+    assert found.severity is Severity.WARN and "4 of 4 GPUs are busy for 60 % of the time" in found.title
+    assert any("CPUs are busy at 100 %" in item.text for item in found.evidence)
+    assert any("waited for disks in 40 %" in item.text for item in found.evidence)
+
+
+def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
+    def ended(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 100:
+            sample["ranks"] = {}
+
+    gone = during(100, 999, all_gpus(utilization_percent=0, throttle_reasons=1))
+    hosts = ("gpu01", "gpu02")
+    answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
+    assert clean(answer) and len(answer.events) == 8
+
+
+def test_gpus_that_nobody_uses_beside_those_of_the_job_are_only_told() -> None:
+    idle = one_gpu(3, utilization_percent=0, memory_used_bytes=1 << 20)
+    found = only(told(watched.bundle(gpu_changes={"gpu01": idle})))
+    assert (found.id, found.severity) == ("watch.gpu-idle.unused", Severity.INFO) and "GPU 3" in found.title
+
+
+def test_without_work_what_gpus_do_under_load_is_unknown() -> None:
+    idle = dict.fromkeys(("gpu01", "gpu02"), all_gpus(utilization_percent=0, throttle_reasons=1))
+    answer = told(watched.bundle(gpu_changes=idle))
+    assert answer.report.verdict == "incomplete"
+    assert {"throttling under load", "utilisation under load"} <= {what for what, _ in gaps(answer)}
+
+
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        ("throttle_reasons", "throttle reasons over time"),
+        ("temperature_c", "what its GPUs do"),
+        ("memory_used_bytes", "GPU memory over time"),
+        ("ecc_uncorrected_volatile", "GPU error counters over time"),
+        ("utilization_percent", "utilisation over time"),
+    ],
+)
+def test_what_a_gpu_may_not_tell_is_unknown(field: str, what: str) -> None:
+    def refuse(now_s: float, step: dict[str, Any]) -> None:
+        step["samples"][1].pop(field)
+        step["samples"][1]["refused"] = {field: "not permitted"}
+
+    answer = told(watched.bundle(gpu_changes={"gpu02": refuse}))
+    assert answer.report.verdict == "incomplete" and (what, ("gpu02",)) in gaps(answer), answer.report.unknown
+
+
+def test_a_gpu_in_slices_tells_no_utilisation_and_nothing_of_its_load_is_known() -> None:
+    def sliced(now_s: float, step: dict[str, Any]) -> None:
+        del step["samples"][1]["utilization_percent"]
+        step["samples"][1]["refused"] = {"utilization_percent": "not supported"}
+
+    answer = told(watched.bundle(gpu_changes={"gpu02": sliced}))
+    assert "GPU 1 tells no utilisation: not supported" in {gap.why for gap in answer.report.unknown}
+    assert answer.report.verdict == "incomplete"
+
+
+def test_counters_that_a_gpu_does_not_have_are_no_gap() -> None:
+    def consumer(now_s: float, step: dict[str, Any]) -> None:
+        for sample in step["samples"]:
+            for field in ("ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries"):
+                del sample[field]
+                sample["refused"][field] = "not supported"
+
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": consumer, "gpu02": consumer})))
+
+
+def test_gpu_memory_that_is_all_but_full() -> None:
+    change = during(50, 60, one_gpu(1, memory_used_bytes=80 * GIB - (200 << 20)))
+    found = only(told(watched.bundle(gpu_changes={"gpu01": change})))
+    assert found.id == "gpu.oom.near" and "200 MiB were left" in found.title
+
+
+@pytest.mark.parametrize(
+    ("field", "rise", "id", "severity"),
+    [
+        ("ecc_uncorrected_volatile", 1, "gpu.ecc.uncorrectable", Severity.FAIL),
+        ("nvlink_recoveries", 1, "gpu.nvlink.errors", Severity.WARN),
+        ("nvlink_replays", 500, "gpu.nvlink.errors", Severity.WARN),
+        ("pcie_replays", 900, "gpu.pcie.replays", Severity.WARN),
+    ],
+)
+def test_gpu_errors_that_rise(field: str, rise: int, id: str, severity: Severity) -> None:
+    change = during(60, 999, one_gpu(1, **{field: 67 + rise if field == "pcie_replays" else rise}))
+    found = only(told(watched.bundle(gpu_changes={"gpu01": change})))
+    assert (found.id, found.severity) == (id, severity) and f"{rise} " in found.title
+
+
+def test_a_counter_that_was_reset_has_not_risen() -> None:
+    change = during(0, 60, one_gpu(1, ecc_uncorrected_volatile=7))
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": change})))
+
+
+def rank_memory(amount: Callable[[float], float]) -> Change:
+    """The resident memory of gpu02's second rank over time."""
+
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        grown = amount(now_s)
+        sample["ranks"]["4005"]["resident_bytes"] = int(9 * GIB + grown)
+        sample["memory"]["MemAvailable"] = int(800 * GIB - grown)
+
+    return change
+
+
+def test_a_rank_that_grows_until_the_host_is_full() -> None:
+    found = only(told(watched.bundle({"gpu02": rank_memory(lambda now_s: now_s * 0.1 * GIB)})))
+    assert (found.id, found.severity, found.hosts) == ("sys.host-oom.growing.rank", Severity.WARN, ("gpu02",))
+    assert "rank 5 (pid 4005) grows by 360 GiB an hour: the host's memory is full in about 2 h" in found.title
+    assert [place.rank for place in found.places] == [5]
+
+
+def test_memory_that_sinks_beside_the_ranks() -> None:
+    def sink(now_s: float, sample: dict[str, Any]) -> None:
+        sample["memory"]["MemAvailable"] = int(800 * GIB - now_s * 0.1 * GIB)
+
+    found = only(told(watched.bundle({"gpu01": sink})))
+    assert found.id == "sys.host-oom.growing" and "free memory sinks by 360 GiB an hour" in found.title
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [
+        lambda now_s: 40 * GIB * (now_s > 20),  # it filled its caches, and then stopped
+        lambda now_s: 15 * GIB * (now_s % 15),  # up and down
+        lambda now_s: now_s * 1e4,  # a month until it is full
+    ],
+)
+def test_memory_that_does_not_grow_steadily_is_no_leak(amount: Callable[[float], float]) -> None:
+    assert clean(told(watched.bundle({"gpu02": rank_memory(amount)})))
+
+
+def test_few_samples_tell_no_trend_and_fewer_tell_nothing() -> None:
+    answer = told(watched.bundle({"gpu02": rank_memory(lambda now_s: now_s * GIB)}, samples=20))
+    assert gaps(answer) == {("growth of memory", ("gpu01", "gpu02"))} and not answer.report.findings
+    assert ("the host over time", ("gpu01", "gpu02")) in gaps(told(watched.bundle(samples=3)))
+
+
+def test_a_rank_that_came_late_has_no_trend_yet() -> None:
+    def late(now_s: float, sample: dict[str, Any]) -> None:
+        rank_memory(lambda now_s: now_s * GIB)(now_s, sample)
+        if now_s < 100:
+            del sample["ranks"]["4005"]
+
+    answer = told(watched.bundle({"gpu02": late}))
+    assert ("growth of rank 5 (pid 4005)", ("gpu02",)) in gaps(answer)
+    assert not [item for item in answer.report.findings if item.id == "sys.host-oom.growing.rank"]
+
+
+def test_a_rank_that_ended_while_the_others_went_on() -> None:
+    def die(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 60:
+            del sample["ranks"]["4005"]
+
+    answer = told(watched.bundle({"gpu02": die}))
+    found = only(answer)
+    assert found.id == "hang.rank-gone.ended" and "rank 5 (pid 4005) of train.py ended; 7 other" in found.title
+    assert [(event.kind, event.host) for event in answer.events] == [("rank-ended", "gpu02")]
+
+
+def test_ranks_that_end_with_their_job_are_no_fault() -> None:
+    def die(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 100:
+            sample["ranks"] = {}
+
+    assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
+
+
+def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
+    def refuse(now_s: float, sample: dict[str, Any]) -> None:
+        sample.update(processes=[], ranks={}, refused={"count": 4, "pids": [1]})
+
+    answer = told(watched.bundle({"gpu01": refuse}))
+    assert ("ranks of others", ("gpu01",)) in gaps(answer)
+
+
+@pytest.mark.parametrize(
+    ("counter", "rise", "id", "severity"),
+    [
+        ("symbol_error", 9000, "ib.errors.rising", Severity.FAIL),
+        ("port_xmit_discards", 9000, "ib.errors.rising", Severity.WARN),
+        ("link_downed", 1, "ib.link-flapping", Severity.FAIL),
+        ("rx_errors", 90, "net.interface-errors", Severity.WARN),
+        ("losses", 2, "net.link-flapping", Severity.FAIL),
+    ],
+)
+def test_links_that_go_down_and_errors_that_rise(counter: str, rise: int, id: str, severity: Severity) -> None:
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        for nic in (*sample["interfaces"].values(), *sample["ports"].values()):
+            if counter in nic["counters"] and now_s > 60:
+                nic["counters"][counter] += rise
+
+    found = only(told(watched.bundle({"gpu02": change})))
+    assert (found.id, found.severity, found.hosts) == (id, severity, ("gpu02",)), found
+
+
+def test_a_flapping_interface_that_carries_nothing_is_a_warning() -> None:
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        sample["interfaces"]["eth0"]["counters"].update(rx_bytes=0, tx_bytes=0, losses=1 + (now_s > 60))
+
+    found = only(told(watched.bundle({"gpu02": change})))
+    assert (found.id, found.severity) == ("net.link-flapping", Severity.WARN)
+
+
+def test_a_network_at_its_rate_is_told_and_no_fault() -> None:
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        sample["interfaces"]["eth0"]["counters"]["tx_bytes"] = int(now_s * 25e9 / 8 * 0.95)
+
+    answer = told(watched.bundle({"gpu02": change}))
+    found = only(answer)
+    assert (found.id, found.severity) == ("watch.network-full", Severity.INFO)
+    assert answer.report.verdict == "healthy" and "23.8 of 25 Gb/s" in found.evidence[0].text
+    assert "note" in printed(answer) and "eth0 is at its rate" in printed(answer)
+
+
+def logged(*texts: str) -> Change:
+    """Lines of the kernel log, at one moment."""
+
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s == 50:
+            sample["log"]["lines"] = [{"at_s": 9e5, "text": text} for text in texts]
+
+    return change
+
+
+def test_an_xid_is_told_as_it_comes_and_judged_by_the_catalogue() -> None:
+    line = "NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
+    answer = told(watched.bundle({"gpu02": logged(line)}))
+    assert only(answer).id == "gpu.fell-off-bus" and only(answer).severity is Severity.FAIL
+    assert [(event.at_s, event.kind, event.text) for event in answer.events] == [(50.0, "kernel", line)]
+
+
+def test_what_the_kernel_kills_for_want_of_memory() -> None:
+    line = "Out of memory: Killed process 4005 (python)"
+
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        logged(line)(now_s, sample)
+        sample["kernel"]["oom_kill"] = int(now_s >= 50)
+
+    answer = told(watched.bundle({"gpu02": change}))
+    assert only(answer).id == "sys.host-oom.killed-now" and line in only(answer).evidence[0].text
+    assert {event.kind for event in answer.events} == {"killed", "kernel"}
+
+
+def test_a_host_that_swaps() -> None:
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        sample["kernel"]["pswpout"] = int(now_s * 1000)
+
+    assert only(told(watched.bundle({"gpu02": change}))).id == "sys.host-oom.swapping"
+
+
+def test_a_kernel_log_that_may_not_be_read_is_unknown() -> None:
+    def refuse(now_s: float, sample: dict[str, Any]) -> None:
+        sample["log"] = {"outcome": "not-permitted", "detail": "reading the kernel log needs root"}
+
+    answer = told(watched.bundle({"gpu02": refuse}))
+    assert gaps(answer) == {("kernel_log", ("gpu02",))} and answer.report.exit_code() is ExitCode.INCOMPLETE
+
+
+def test_a_host_that_is_silent_at_the_end_is_a_fault_and_one_that_came_back_a_warning() -> None:
+    answer = told(watched.bundle(silent={"gpu02": "connection lost: the stream ended"}))
+    (found,) = answer.report.causes
+    assert (found.id, found.severity) == ("host.cut-off.while-watched", Severity.FAIL)
+    assert "connection lost" in found.evidence[0].text and ("the host's silent times", ("gpu02",)) in gaps(answer)
+
+    def pause(now_s: float, sample: dict[str, Any]) -> None:
+        if 50 <= now_s < 90:
+            sample.clear()
+
+    series, _ = watched.series("gpu02", range(4), 4, 10, pause, None, 0)
+    series.fall_silent(50.0, "no sample for 15 s")
+    assert series.fall_silent(51.0, "again") is None, "told once"
+    (event,) = series.take(watched.host_sample(90.0, range(4), 4), 90.0)
+    assert (event.kind, series.silent) == ("back", "") and len(series.gaps) == 1
+    fact: Watch = series.facts(95.0)["watch"]
+    assert not fact.gaps[0].open
+
+
+def test_nvml_that_stops_answering_leaves_the_gpus_unknown() -> None:
+    bundle = watched.bundle()
+    host = bundle.hosts[1]
+    data = {**host.probes["watch"].data, "gpus_why": "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer"}
+    probes = {**host.probes, "watch": msgspec.structs.replace(host.probes["watch"], data=data)}
+    hosts = (bundle.hosts[0], msgspec.structs.replace(host, probes=probes))
+    answer = told(msgspec.structs.replace(bundle, hosts=hosts))
+    assert answer.report.verdict == "incomplete" and ("GPUs over time", ("gpu02",)) in gaps(answer)
+
+
+def test_hosts_without_gpus_are_judged_by_the_rest() -> None:
+    assert clean(told(watched.bundle(gpus=0)))
+
+
+# What is kept
+
+
+def test_a_series_stays_small_and_keeps_its_course() -> None:
+    series = Series()
+    for number in range(10_000):
+        series.add(float(number), 2.0 * number)
+    points = series.points()
+    assert POINTS / 2 <= len(points) <= POINTS
+    assert all(amount == pytest.approx(2 * at) for at, amount in points)
+    assert points[0][0] < 200 and points[-1][0] > 9_700
+
+
+def test_a_long_watch_does_not_grow() -> None:
+    def noisy(now_s: float, sample: dict[str, Any]) -> None:
+        sample["log"]["lines"] = [{"at_s": now_s, "text": "NVRM: noise"}] * 40
+        nic = sample["interfaces"]["eth0"]
+        sample["interfaces"][f"veth{now_s:.0f}"] = copy.deepcopy(nic)
+
+    series, now_s = watched.series("gpu01", range(4), 4, 1500, noisy, HOT, 4)
+    facts = series.facts(now_s)
+    fact: Watch = facts["watch"]
+    assert len(fact.events) == EVENTS and fact.events_left_off > 1000 and len(fact.nics) <= NICS_KEPT + 1
+    assert len(facts["kernel_log"]["lines"]) == 500 and facts["kernel_log"]["left_off"] > 50_000
+    assert len(msgspec.json.encode(facts)) < 500_000
+
+
+def test_a_flood_of_the_kernel_log_is_told_in_a_few_lines() -> None:
+    answer = told(watched.bundle({"gpu02": logged(*[f"NVRM: line {number}" for number in range(50)])}))
+    assert len(answer.events) == LINES_TOLD + 1 and "and 45 more lines" in answer.events[-1].text
+
+
+def test_a_throttle_that_comes_and_goes_is_told_once_a_minute() -> None:
+    def flicker(now_s: float, step: dict[str, Any]) -> None:
+        if now_s % 10 == 0:
+            HOT(now_s, step)
+
+    events = told(watched.bundle(gpu_changes={"gpu02": flicker})).events
+    assert [event.kind for event in events] == ["throttle"]
+    assert events[0].text == "GPU 2 is throttled: hardware thermal slowdown, 91 C, SM clock 1100 MHz"
+
+
+# What is printed
+
+
+def printed(answer: Answer, **options: Any) -> str:
+    stream = io.StringIO()
+    render(answer, text_console(stream), **options)
+    return stream.getvalue()
+
+
+def test_the_answer_has_the_verdict_the_table_events_and_the_exit_code() -> None:
+    answer = told(watched.bundle(gpu_changes={"gpu02": HOT}))
+    text = printed(answer, exit_code=11)
+    assert text.startswith("✗ FAULTY: 1 problem on 1 of 2 hosts") and "exit 11" in text
+    assert "gpu02   2   97 91 542 1100" in text and "throttled 100%" in text
+    assert "[    5.0 s] gpu02  GPU 2 is throttled" in text
+    every = printed(answer, verbose=True)
+    assert sum(line.startswith("gpu02 ") for line in every.splitlines()) == 4
+    assert printed(told(watched.bundle())).startswith("✓ NOTHING SEEN: nothing wrong was seen on 2 of 2 hosts in 2 min")
+    assert printed(told(watched.bundle(samples=3))).startswith("? INCOMPLETE")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_number_of_the_table_is_cut(width: int) -> None:
+    row = Row(
+        (
+            "a-host-with-a-long-name.example.org",
+            "7",
+            "100",
+            "101",
+            "1200",
+            "1980",
+            "100",
+            "100",
+            "2048.0",
+            "800.00",
+            "16",
+            "HOT",
+        )
+    )
+    lines = table([row], width).plain.splitlines()
+    assert all(len(line) <= width for line in lines)
+    words = [word for word in lines[1].split()[1:] if word != "H…"]  # what is cut is the remark
+    assert words == list(row.cells[1 : 1 + len(words)]) and len(words) >= 4
+    assert width < 80 or words[-1] == "HOT"
+
+
+def test_where_there_is_room_for_few_lines_those_in_trouble_come_first() -> None:
+    rows = [Row((f"n{number}", *["1"] * 10, ""), 2 * (number == 70)) for number in range(99)]
+    lines = table(rows, 100, 10).plain.splitlines()
+    assert len(lines) == 11 and lines[1].startswith("n70 ") and "90 more lines, 0 of them in trouble" in lines[-1]
+
+
+def test_the_live_table_shows_the_worst_gpu_and_who_is_silent() -> None:
+    hot, _ = watched.series("gpu01", range(4), 4, 3, None, HOT, 4)
+    gone, _ = watched.series("gpu02", range(4), 4, 3, None, None, 4)
+    gone.fall_silent(20.0, "connection lost")
+    first, second = live_rows([hot, gone], verbose=False)
+    assert first.cells[:6] == ("gpu01", "2", "97", "91", "542", "1100") and first.cells[-1] == "HOT"
+    assert second.trouble == 2 and "SILENT since 15 s" in second.cells[-1] and second.cells[2] == "-"
+    assert len(live_rows([hot, gone], verbose=True)) == 5
+    assert "1 of 2 hosts answer, 3 samples of each, 4 GPUs at 97 %" in summary([hot, gone])
+    new = HostSeries("gpu03", 5.0)
+    assert live_rows([new], verbose=False)[0].cells[-1] == "..."
+
+
+HOSTILE = "\x1b]0;gotcha\x07 \x1b[2J\x9b31m [bold]x[/bold] \u202e"
+
+
+def test_no_text_of_a_host_drives_the_terminal() -> None:
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        logged(HOSTILE)(now_s, sample)
+        sample["interfaces"][HOSTILE] = sample["interfaces"].pop("eth0")
+        for process in sample["processes"]:
+            process["script"] = HOSTILE
+        if now_s > 60:
+            del sample["ranks"]["4005"]
+
+    answer = told(watched.bundle({"gpu02": change}))
+    stream = io.StringIO()
+    live = LiveWatch(Console(file=stream, width=100))
+    for event in answer.events:
+        live.event(event)
+    for text in (stream.getvalue(), printed(answer, verbose=True)):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text) and "[bold]" in text
+        assert visible(HOSTILE).split()[0] in text
+
+
+# The command
+
+
+def test_a_saved_watch_is_judged_again(tmp_path: Path) -> None:
+    saved = tmp_path / "watch.ndb"
+    bundles.write(watched.bundle(gpu_changes={"gpu02": HOT}), saved)
+    done = CliRunner().invoke(cli.app, ["watch", "--from", str(saved)])
+    assert done.exit_code == ExitCode.FINDINGS and "gpu.thermal-power.hw-thermal" in done.output
+    document = json.loads(CliRunner().invoke(cli.app, ["watch", "--from", str(saved), "--format", "json"]).stdout)
+    assert (document["verdict"], document["exit_code"]) == ("faulty", 11)
+    assert document["playbooks"]["gpu.thermal-power.hw-thermal"] == "gpu.thermal-power.hw-thermal"
+    lenient = tmp_path / "thresholds.yaml"
+    lenient.write_text("watch.throttled.share: .inf\n")
+    judged = CliRunner().invoke(cli.app, ["watch", "--from", str(saved), "--thresholds", str(lenient)])
+    assert judged.exit_code == ExitCode.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--for 0", "'--for': '0' is no time"),
+        ("--for soon", "'soon' is no time from 1 s to 30 d"),
+        ("--for 99d", "is no time"),
+        ("--every 0.1", "--every"),
+        ("--save /nowhere/x", "there is no directory"),
+        ("--from x.ndb --every 3", "--every would change nothing"),
+        ("--from x.ndb --for 9", "--for would change nothing"),
+        ("hostfile", "hosts are named by --hosts FILE or -H HOSTS"),
+    ],
+)
+def test_bad_input_is_told(words: str, why: str) -> None:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["watch", *words.split()])
+    assert done.exit_code == ExitCode.USAGE and why in done.output
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2d", 172800.0)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    from nccl_doctor.cli.watch import _time
+
+    assert _time(text) == seconds
+
+
+# The way from a host to the fact
+
+
+class Restless:
+    """Stops the agent of the watched host once it has told something, lets it go on, and ends the watch when it is back."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.events: list[Event] = []
+        self.stopped: list[psutil.Process] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind == "silent":
+            for process in self.stopped:
+                process.resume()
+        if event.kind == "back":
+            self.run.interrupt()
+
+    def tick(self, now_s: float, hosts: Sequence[HostSeries]) -> None:
+        if hosts[0].samples and not self.stopped:
+            self.stopped = [one for one in psutil.Process().children() if "import sys;exec" in " ".join(one.cmdline())]
+            for process in self.stopped:
+                process.suspend()
+
+
+def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "SILENT_S", 0.5)
+    listener = Restless()
+    options = collect.WatchOptions(ConnectOptions(transport="local"), 0.1, 120.0)
+    listener.run = run = collect._Watch([HostEntry("here")], options, listener)
+    try:
+        run.start(run.connect)
+        run.look_on()
+    finally:
+        run.end()
+    # Other programs of this machine may be ranks that end.
+    kinds = [event.kind for event in listener.events if event.kind in ("silent", "back")]
+    assert listener.stopped and kinds[:2] == ["silent", "back"]
+    watched_host = run.facts(HostEntry("here"), run.now_s)
+    fact = watched_host.probes["watch"].fact(Watch)
+    assert fact.samples > 1
+    assert fact.gaps[0].why.startswith("no sample for ") and not fact.gaps[0].open
+    assert set(watched_host.probes) == {"watch", "job", "kernel_log", "gpu"}
+    _, alive = psutil.wait_procs(listener.stopped, timeout=60)
+    assert not alive
+
+
+def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
+    class Odd(Session):
+        """A session whose agent is none of ours."""
+
+        alive = True  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            """Nothing is opened."""
+
+        def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
+            if name == "gpu":
+                return ProbeResult(Outcome.OK, {"nvml": {"outcome": "ok"}, "gpus": [{"index": 0}]})
+            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}):
+                on_event(odd)
+            run.over.set()
+            return ProbeResult(Outcome.FAILED, None, "connection lost")
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    listener = Restless()
+    run = collect._Watch([HostEntry("odd")], collect.WatchOptions(ConnectOptions()), listener)
+    run.reached["odd"] = session = Odd()
+    run._follow("odd", session)
+    assert [event.kind for event in listener.events] == ["silent"] and "cannot be read" in listener.events[0].text
+    run.over.clear()
+    run._follow_gpus("odd")
+    assert "cannot be read" in run.series["odd"].gpus_why
+
+
+def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
+    listener = Restless()
+    entries = [HostEntry("nosuch.invalid")]
+    bundle = collect.watch(entries, collect.WatchOptions(ConnectOptions(connect_s=2.0), 1.0, 600.0), listener)
+    answer = examine(bundle)
+    assert [event.kind for event in listener.events] == ["silent"] and "not reached" in listener.events[0].text
+    assert answer.report.exit_code() is ExitCode.NOTHING_CHECKED and answer.report.causes[0].id.startswith("host.")
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+def test_an_nvml_call_that_hangs_is_named(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path, gpus=2, nics=0)
+    machine.settings.update(hang="nvmlDeviceGetTemperature", hang_gpu="1")
+    machine.write()
+    asked = {"watch_gpus": {"every_s": 0.1, "nvml_silence_s": 1.0}}
+    done = subprocess.run(
+        [sys.executable, str(machines.HERE / "run_probes.py"), json.dumps(asked)],
+        env=machine.environment(), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    result = json.loads(done.stdout)["watch_gpus"]
+    assert (
+        result["outcome"] == "timed-out" and "NVML call nvmlDeviceGetTemperature of GPU 1 did not" in result["detail"]
+    )
+
+
+# The agent's part
+
+
+def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[dict[str, Any]] = []
+    enough = threading.Event()
+
+    def tell(sample: dict[str, Any]) -> None:
+        came.append(sample)
+        if len(came) == 3:
+            enough.set()
+            raise BrokenPipeError  # the thread ends here
+
+    def work() -> None:
+        probing.set_emitter(tell)
+        with contextlib.suppress(BrokenPipeError):
+            watch.watch({"every_s": 0.01})
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert enough.wait(60)
+    thread.join(60)
+    assert "processes" in came[0] and "processes" not in came[1], "all of /proc is looked through once a minute"
+    series = HostSeries("here", 0.01)
+    for number, sample in enumerate(json.loads(json.dumps(came))):
+        series.take(sample, float(number))
+    assert series.samples == 3 and series.cpu.samples <= 2 and series.memory["MemTotal"] > 0
+
+
+def test_a_child_that_reports_for_ever_is_heard_as_it_goes_and_ended_when_it_falls_silent() -> None:
+    def report_and_hang(report: Callable[[Any], None]) -> None:
+        for number in range(3):
+            report({"number": number, "child": os.getpid()})
+        time.sleep(600)
+
+    heard: list[Any] = []
+    answer = isolated.call(report_and_hang, 60.0, silence_s=0.5, on_report=heard.append)
+    assert [one["number"] for one in heard] == [0, 1, 2] and not answer.reports
+    assert answer.outcome == "timed-out" and not Path(f"/proc/{heard[0]['child']}").exists()
+
+
+def test_only_new_lines_of_the_kernel_log_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kmsg").write_text("6,1,5000000,-;NVRM: old\n6,2,7000000,-;NVRM: new\n6,3,8000000,-;other\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    assert [line["text"] for line in kernel_log.kernel_log({"after_s": 5.0})["lines"]] == ["NVRM: new"]
+    assert len(kernel_log.kernel_log({})["lines"]) == 2
