@@ -131,6 +131,7 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     from nccl_doctor.explain import saved_runs
     from nccl_doctor.explain.model import InputProblem, Verdict
     from nccl_doctor.facts import bundle as bundles
+    from nccl_doctor.findings.model import Severity
     from nccl_doctor.report import explanation as report
     from nccl_doctor.rules.judge import anything, judge
 
@@ -145,7 +146,8 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
         judged = judge(bundle)
         left = [f"not measured: {item.what}: {item.why}" for item in judged.unknown]
         if {"job", "watch"}.intersection(bundle.plan.stages):
-            left.append("not judged: a look at a job is no proof that it runs")
+            if not any(item.severity is Severity.FAIL for item in judged.findings):
+                left.append("not judged: a look at a job is no proof that it runs")
         elif not anything(judged.stages):
             left.append("not measured: no stage that was asked for applies to these hosts")
         steps = tuple(item.next for item in judged.unknown if item.next)

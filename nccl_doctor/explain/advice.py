@@ -109,7 +109,17 @@ _NEXT = {
 }
 
 
-_WITHOUT_NCCL = ("app.", "launch.", "unrelated", "gpu.", "sys.")  # NCCL's lines would add nothing
+# NCCL's lines would add nothing to a cause with one of these pages.
+_WITHOUT_NCCL = (
+    "app.",
+    "launch.",
+    "unrelated",
+    "gpu.",
+    "sys.",
+    "host.",
+    "net.plugin.transport",
+    "sw.library-conflict.mpi",
+)
 
 
 def _closed_first(case: Case) -> str:
@@ -133,7 +143,7 @@ def _says(case: Case, words: str) -> bool:
 
 def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
     """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, or a job that speaks of Gloo only."""
-    found = best is not None and verdict is not Verdict.UNDECIDED and best.id.startswith(_WITHOUT_NCCL)
+    found = best is not None and verdict is not Verdict.UNDECIDED and best.playbook.startswith(_WITHOUT_NCCL)
     return found or (_says(case, "gloo") and not _says(case, "nccl"))
 
 
@@ -180,9 +190,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        elif best or case.distributed or _says(case, "nccl"):
+        elif case.distributed or _says(case, "nccl"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
-        else:
+        elif not best:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"
     if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, costs, quotes, ranking, verdict
+from nccl_doctor.explain import advice, candidates, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shortened
@@ -40,11 +40,11 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
 def explain(summary: Summary) -> Explanation:
     """Explain what the readers found."""
     case = Case(summary)
-    candidates = [item for item in ranking.rank(case) if item.strength >= WORTH_NAMING]
+    ranked = [item for item in ranking.rank(case) if item.strength >= WORTH_NAMING]
     good = verdict.good_end(case)
-    reached = verdict.reached(case, candidates, good)
+    reached = verdict.reached(case, ranked, good)
     healthy = reached is Verdict.HEALTHY
-    causes = () if healthy else tuple(_cause(case, item) for item in candidates[:MAX_CAUSES])
+    causes = () if healthy else tuple(_cause(case, item) for item in ranked[:MAX_CAUSES])
     decided = causes[0].evidence if causes else ()
     explanation = Explanation(
         verdict=reached,
@@ -54,7 +54,7 @@ def explain(summary: Summary) -> Explanation:
         next=advice.next_steps(case, reached, causes),
         versions=case.versions,
         evidence=tuple(quotes.quote(hit) for hit in good),
-        overcome=_overcome(candidates) if healthy else (),
+        overcome=_overcome(ranked) if healthy else (),
         worth_knowing=costs.remarks(case, causes),
         notes=_notes(case),
         timeline=_timeline(case),
@@ -72,7 +72,7 @@ def _redacted(explanation: Explanation) -> Explanation:
 
 
 def _cause(case: Case, item: Candidate) -> Cause:
-    page = playbooks.load(playbooks.for_finding(item.id))
+    page = playbooks.load(item.page or playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
     return Cause(
         id=item.id,
@@ -94,9 +94,9 @@ def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
     return case.hosts_with(item.ranks) if len(item.ranks) < max(case.world, 2) else set()
 
 
-def _overcome(candidates: list[Candidate]) -> tuple[str, ...]:
+def _overcome(ranked: list[Candidate]) -> tuple[str, ...]:
     """What would have been causes, had the work not gone on: whoever runs the job wants to know of it."""
-    told = [item for item in candidates if item.strength >= _TOLD and not item.vague]
+    told = [item for item in ranked if item.strength >= _TOLD and not item.vague]
     return tuple(f"{shortened(item.hits[0].text, 160)} | {item.title}; the work went on" for item in told)
 
 
@@ -110,16 +110,20 @@ def _notes(case: Case) -> tuple[str, ...]:
 def _timeline(case: Case) -> tuple[Moment, ...]:
     """The first sign of each kind of event, in order of time."""
     order = _order(case)
-    events = [
-        (min(case.hits(signature.name), key=order), signature.fold or signature.cause)
-        for signature in case.seen(Role.CAUSE, Role.SYMPTOM)
-    ]
-    events += [(item.hit, f"{item.type}: {item.message}"[:90]) for item in case.exceptions.ordinary[:3]]
-    firsts: dict[str, Hit] = {}
-    for hit, what in sorted(events, key=lambda event: order(event[0])):
-        firsts.setdefault(what, hit)
+    events = []
+    for signature in case.seen(Role.CAUSE, Role.SYMPTOM):
+        if kind := signature.fold or signature.cause:
+            hit = min(case.hits(signature.name), key=order)
+            events.append((hit, kind, signature.fold or candidates.told(signature.title, [hit])))
+    for item in case.exceptions.ordinary[:3]:
+        told = f"{item.type}: {item.message}"
+        events.append((item.hit, told, told))
+    firsts: dict[str, tuple[Hit, str]] = {}
+    for hit, kind, told in sorted(events, key=lambda event: order(event[0])):
+        firsts.setdefault(kind, (hit, told))
     return tuple(
-        Moment(_clock(hit), _who(hit), what, hit.file, hit.line) for what, hit in list(firsts.items())[:MAX_MOMENTS]
+        Moment(_clock(hit), _who(hit), shortened(told, 90), hit.file, hit.line)
+        for hit, told in list(firsts.values())[:MAX_MOMENTS]
     )
 
 

@@ -71,12 +71,13 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
             yield Candidate(
                 signature.cause,
                 strength,
-                _title(signature.title, hits),
+                told(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
                 ranks_of(hits),
                 {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups}
                 or hosts_of(hits),  # of whom they speak
                 signature.why,
+                signature.page,
             )
 
 
@@ -124,8 +125,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
             return True  # Ray passes a worker's last words on when it may have told of its end already
     else:
         return False
-    # Of one file the order tells: the clocks of hosts, and of what passes lines on, differ.
-    return any(later(hit, one) or case.after(hit, one) for one in before)
+    return any(_behind(case, hit, one) for one in before)
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
@@ -168,9 +168,16 @@ def _up_at_the_start(case: Case, down: Hit) -> bool:
     """Whether a link that went down was up again before NCCL chose its adapters: that job never saw it down."""
     downs = [last for last in case.lasts("kernel-link-down") if last.host == down.host]
     ups = [
-        up for up in case.hits("kernel-link-up") if up.host == down.host and all(case.after(up, one) for one in downs)
+        up
+        for up in case.hits("kernel-link-up")
+        if up.host == down.host and all(_behind(case, up, one) for one in downs)
     ]
-    return any(case.after(using, up) for up in ups for using in case.hits("net-ib-using"))
+    return any(_behind(case, using, up) for up in ups for using in case.hits("net-ib-using"))
+
+
+def _behind(case: Case, one: Hit, other: Hit) -> bool:
+    """Whether ``one`` came after ``other``. Of one file the order tells: the clocks of what passes lines on differ."""
+    return later(one, other) or case.after(one, other) is True
 
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
@@ -181,7 +188,7 @@ def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
         Candidate(
             cause,
             strength,
-            f"perhaps this, by the words of some lines: {playbooks.load(cause).title}",
+            f"{playbooks.load(cause).title} (to judge by the words of some lines)",
             hits,
             ranks_of(hits),
             vague=True,
@@ -201,14 +208,14 @@ def _last_resort(case: Case) -> list[Candidate]:
         for hit in hits[-3:]
         if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
     ]
-    told = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
-    if not told:
+    said = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
+    if not said:
         return []
     if last and all(bystanders.is_of_the_kernel(hit.text) for hit in last):
-        title = f"the kernel's log ends with {ending(last[-1].text, 110)!r}; what that did to a job, it does not say"
+        title = f"the kernel's log ends with {ending(last[-1].text, 110)!r} and does not say what that did to a job"
         return [Candidate("unrelated", 0.25, title, last, vague=True)]
-    title = f"{'the log ends with' if last else 'a traceback ends with'} {ending(told[-1].text, 110)!r}; why, it does not say"
-    return [Candidate("app.rank-exception", 0.25, title, told, ranks_of(told), vague=True)]
+    title = f"{'the log' if last else 'a traceback'} ends with {ending(said[-1].text, 110)!r} and does not say why"
+    return [Candidate("app.rank-exception", 0.25, title, said, ranks_of(said), vague=True)]
 
 
 _HOLE = re.compile(r"\{(\w+)\}")
@@ -216,7 +223,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 _SAID = re.compile(r"(?:: | \(\w+ | (?:at|on|to|towards) )\{\w+\}(?:(?::| of )\{\w+\})?\)?")
 
 
-def _title(template: str, hits: list[Hit]) -> str:
+def told(template: str, hits: list[Hit]) -> str:
     """The title with the words of the first hit that has them all; not every wording of a message says everything."""
     names = set(_HOLE.findall(template))
     groups = next((hit.groups for hit in hits if names <= hit.groups.keys()), None)

@@ -10,6 +10,11 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence, Finding, Severity
 
 MAX_NEXT = 6
+_ENDS_OF_HANGS = (
+    "launch.killed",
+    "app.straggler-timeout",
+    "net.peer-lost",
+)  # what the logs of a job that hung end with
 
 
 class SavedRun(msgspec.Struct, frozen=True):
@@ -26,11 +31,15 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
     """The explanation of these logs (if there are ``logs``) and these runs in one.
 
     A fault that a run proved is a cause; one that the logs point to as well comes first and takes the logs' lines. What a
-    run could not measure is a problem of the input: it can make nothing healthy.
+    run could not measure is a problem of the input: it can make nothing healthy. A job that was seen hanging was ended, or
+    timed out, because it hung.
     """
-    faults = [_cause(item, run) for run, item in _findings(runs, Severity.FAIL)]
+    found = {(item.id, item.title, item.hosts): _cause(item, run) for run, item in _findings(runs, Severity.FAIL)}
+    faults = list(found.values())  # what several runs found, once
     told = list(explanation.causes)
+    hung = any(fault.id.startswith("hang.") for fault in faults)
     decided = logs and explanation.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
+    decided = decided and not (hung and told[0].id in _ENDS_OF_HANGS)
     both = []
     for fault in faults:
         same = next((cause for cause in told if _related(cause.id, fault.id)), None)

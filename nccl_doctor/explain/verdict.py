@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.initialisation import IF_IT_HANGS
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place, shape
-from nccl_doctor.explain.model import Cause, Hit, Role, Verdict
+from nccl_doctor.explain.model import Cause, Hit, Proof, Role, Verdict
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.slowdown import slower_steps
 from nccl_doctor.explain.summary import LAST_LINES
@@ -30,8 +30,18 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    healthy = good and not _failure_seen(case) and not case.hang.unfinished and not case.hang.only_began
+    accused = any(not _worked_after(case, proof) for proof in case.summary.proofs)
+    healthy = good and not (accused or case.hang.unfinished or case.hang.only_began or _failure_seen(case))
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
+
+
+def _worked_after(case: Case, proof: Proof) -> bool:
+    """Whether steps follow all lines of what a state file shows: a count that was behind was in progress only."""
+    steps = list(case.lasts("progress"))
+    return bool(proof.evidence) and all(
+        item.line and any(step.file == item.source and step.line > item.line for step in steps)
+        for item in proof.evidence
+    )
 
 
 def _rivalled(candidates: list[Candidate]) -> bool:

@@ -60,12 +60,14 @@ def _print_body(explanation: Explanation, console: Console) -> None:
     if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
         _rows(console, "next", explanation.next[:4])
         console.print()
-    shown = explanation.causes if undecided else explanation.causes[:1]
+    best = explanation.causes[0].confidence if explanation.causes else 0.0
+    # Guesses that are less than half as likely as the first help nobody.
+    rivals = [item for item in explanation.causes if item.confidence >= best / 2]
+    shown = rivals[:3] if undecided else rivals[:1]
     quoted: set[tuple[str, int | None, str]] = set()
-    for cause in shown[:3]:
+    for cause in shown:
         _print_cause(cause, console, quoted, decided=not undecided)
     others = [item for item in explanation.causes[len(shown) :] if item.confidence >= 0.3][:3]
-    best = shown[0].confidence if shown else 0.0
     for label, items in (
         # What a saved run measured can be surer than what this log tells.
         ("also found", [item for item in others if item.confidence >= best]),
@@ -117,8 +119,8 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
         console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
     if len(cause.evidence) > QUOTES:
         console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
-    if not decided:
-        meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
+    meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
+    if not decided and meaning not in cause.title:
         _row(console, "would mean", meaning)
     for number, fix in enumerate(cause.fixes[:FIXES] if decided else ()):
         _print_fix("fix now" if number == 0 else "", fix, console)

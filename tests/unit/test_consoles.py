@@ -520,6 +520,12 @@ def test_an_open_verdict_says_first_what_would_decide_and_offers_no_repair() -> 
     assert told.count("py-spy dump") == 1 and "  app.desync                  ranks 0-2 " in told
     assert "would mean         One rank failed with an exception of its own" in told
     assert "fix now" not in told and "consequences" not in told and "less likely        net.mtu" not in told
+    best, second, weak = (
+        Cause("net.mtu", strength, "The path's MTU differs", (LINE,)) for strength in (0.42, 0.21, 0.2)
+    )
+    guesses = msgspec.structs.replace(FOUND, verdict=Verdict.UNDECIDED, causes=(best, second, weak))
+    assert explained(guesses).count("net.mtu") == 2  # what is less than half as likely as the first helps nobody
+    assert "would mean" not in explained(guesses)  # the sentence has said it
 
 
 def test_a_log_of_a_healthy_job_shows_what_that_rests_on() -> None:

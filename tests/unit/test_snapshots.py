@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.explain import files, snapshots
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import Verdict
+from tests.unit.explained import explain_text
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "flight_recorder"
 RAS = """NCCL version 2.28.9 compiled with CUDA 12.8
@@ -86,6 +87,17 @@ def test_ras_reports_one_is_open_and_two_name_the_rank(tmp_path: Path) -> None:
     two = explain_paths([str(tmp_path)])
     assert two.causes[0].ranks == (2,) and "has not moved" in two.causes[0].title
     assert two.causes[0].evidence[0].line is not None
+
+
+def test_steps_before_a_report_that_accuses_do_not_make_it_healthy() -> None:
+    """Pasted behind the job's steps: whom it names is told, and a report that is cut off leaves the answer open."""
+    steps = "".join(f"[2026-01-08 22:4{n}:11] step 4181{n} loss 1.9{n} lr 2.1e-04 tok/s 5.6M\n" for n in range(4))
+    apart = "  1 rank has launched up to operation 70\n  Rank 2 -- GPU 2 managed"
+    told = explain_text(steps + RAS.replace("  Rank 2 has launched up to operation 70 -- GPU 2 managed", apart))
+    assert told.verdict is Verdict.UNDECIDED and told.causes[0].ranks == (2,)
+    assert explain_text(RAS + steps).verdict is Verdict.HEALTHY  # they went on: it was in progress
+    cut = RAS.index("  3 ranks have launched")
+    assert explain_text(steps + RAS[:cut]).verdict is Verdict.UNDECIDED
 
 
 def test_a_pickle_that_is_no_dump_is_named_and_not_run(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Candidate(msgspec.Struct):
     ranks: set[int] = msgspec.field(default_factory=set)
     hosts: set[str] = msgspec.field(default_factory=set)
     why: str = ""
+    page: str = ""  # the playbook, where it is not the cause's own
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
     cured: bool = False  # it was gone once something was changed: what went well afterwards speaks for it
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described

@@ -125,7 +125,7 @@ def used_too_early(case: Case) -> Iterable[Candidate]:
     """
     hits = case.hits("communicator-not-ready")
     if hits and not any(later(hits[0], hit) for hit in case.hits("nccl-warn", "nccl-trail")):
-        title = "a communicator is used although its previous operation is not over"
+        title = "a communicator is used before its previous operation has ended"
         yield Candidate("app.pg-misuse", 0.72, title, hits, *speakers(hits))
 
 
@@ -297,7 +297,7 @@ def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
     if len(calls) > 1:
         few = min(hits, key=lambda hit: hit.groups["ranks"].count(","))
         ranks = {int(number) for number in few.groups["ranks"].split(",")}
-        title = f"the ranks stand in different operations ({', '.join(calls)}) under one number"
+        title = f"the ranks stand in different operations ({', '.join(calls)}) under one sequence number"
         yield Candidate("app.collective-mismatch", 0.88, title, hits, ranks)
 
 
@@ -432,7 +432,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         call = case.hits("jax-register-call")
         late = [hit for hit in case.hits("coordination-service") if _DEADLINE.search(hit.text)] if call else []
         if late and not case.has("grpc-unavailable"):
-            title = "registering with JAX's coordinator took too long: tasks are missing, or it is out of reach"
+            title = "registering with JAX's coordinator took too long: tasks are missing, or it cannot be reached"
             yield Candidate("launch.world-size", 0.46, title, [*late[:2], *call[:2]], *speakers(late))
             yield Candidate("net.master-unreachable", 0.44, title, [*late[:2], *call[:2]], *speakers(late))
         return
@@ -512,7 +512,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
     if crosswise := _crosswise(rows):
         which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
-        title = f"Horovod: {which} each lack tensors that the other submitted: they took different ways"
+        title = f"Horovod: {which} each lack tensors that the other submitted: they took different branches"
         cut = any("..." in hit.text for hit in crosswise)  # what is not shown may be in common
         yield Candidate("app.collective-mismatch", 0.6 if cut else 0.8, title, [*crosswise, *hits, *rows], missing)
         return

@@ -49,7 +49,7 @@ def _is_library_noise(item: Traceback) -> bool:
 
 
 def _title(item: Traceback, ranks: set[int]) -> str:
-    who = ""
+    who = "the program "
     if ranks:
         listed = sorted(ranks)
         who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
@@ -224,7 +224,7 @@ def pipe_to_a_process_that_has_gone(case: Case) -> Iterable[Candidate]:
     """A process found the pipe to its parent or child closed: that one had failed. No network lies between them."""
     gone = case.exceptions.of_pipes
     if gone and not case.exceptions.ordinary:
-        title = "a process found that another one of the same program, its parent or child, had gone; why, that one's lines say"
+        title = "a process found that another one of the same program, its parent or child, had gone: the lines of that one say why"
         for cause, strength in (("app.rank-exception", 0.42), ("app.dataloader-worker", 0.38), ("unrelated", 0.36)):
             yield Candidate(cause, strength, title, _evidence(gone))
 

@@ -147,7 +147,7 @@ def no_network_of_that_name(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in case.hits("plugin-missing") if "initialize any NET plugin" in hit.text]
     named = [hit for hit in case.env.get("NCCL_NET", []) if NO_NETWORK.fullmatch(hit.groups["value"].strip(" .'\""))]
     if hits and named:
-        title = f"NCCL_NET={case.value('NCCL_NET')} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own"
+        title = f"NCCL_NET={case.value('NCCL_NET')} names no network that NCCL has: it has IB, Socket, and what a plugin calls its own"
         yield Candidate("env.bad-nccl-var", 0.93, title, [*hits[:3], *named[:3]], *speakers(named), final=True)
 
 
@@ -310,7 +310,7 @@ def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
     wrong = case.hits("nccl-corruption")
     direct = case.hits("channel-p2p")
     if wrong and direct and not case.has("channel-net"):
-        title = "data that goes from GPU to GPU directly arrives wrong"
+        title = "data that is copied directly between GPUs arrives wrong"
         yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]])
 
 

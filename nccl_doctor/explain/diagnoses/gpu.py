@@ -58,7 +58,7 @@ def invalid_usage(case: Case) -> Iterable[Candidate]:
         exists = any(None in (one.rank, hit.rank) or one.rank == hit.rank for one in made if case.after(hit, one))
         (after if collective or exists else first).append(hit)
     if first:
-        title = "NCCL refuses the call: mostly two ranks on one GPU"
+        title = "NCCL refuses the call: usually two ranks are on one GPU"
         yield Candidate("gpu.duplicate", 0.42, title, first, *speakers(first))
     for nth, cause in enumerate(("app.pg-misuse", "app.collective-mismatch") if after and not first else ()):
         title = "NCCL refuses a call on a communicator that exists"
@@ -118,7 +118,7 @@ def shared_segment(case: Case) -> Iterable[Candidate]:
     absent = [hit for hit in hits if "attaching to" in hit.text and "No such file" in hit.text]
     nameless = [hit for hit in absent if _NAMELESS_SEGMENT in hit.text]
     if nameless:
-        title = "the ranks of a host share its memory in two ways, as CUDA gives it (cuMem) to some of them only"
+        title = "the ranks of a host share memory in two ways: CUDA offers cuMem to some of them only"
         yield Candidate("sys.container", 0.9, title, nameless, *speakers(nameless))
     elif absent:
         title = "a rank does not find the shared memory that its peer has made: they do not see the same /dev/shm"
@@ -155,7 +155,7 @@ def exclusive_gpu(case: Case) -> Iterable[Candidate]:
             final=True,
         )
     elif busy:
-        title = "the GPU is lost or needs a reset, which CUDA tells in the same words as a busy one"
+        title = "the GPU is lost or needs a reset (CUDA says the same of a busy one)"
         yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy))
 
 
@@ -289,9 +289,7 @@ def no_switch_to_manage(case: Case) -> Iterable[Candidate]:
     none is needed; on a machine that has them they are not seen, which 'lspci | grep -i nvswitch' tells."""
     hits = case.hits("no-switch-to-manage")
     if hits and case.has("fabric-manager"):
-        title = (
-            "the fabric manager finds no NVSwitch: needless on a machine without any, else the switches are not seen"
-        )
+        title = "the fabric manager finds no NVSwitch: a machine without any does not need it, on others the switches are not seen"
         yield Candidate("gpu.fabric-manager", 0.45, title, hits, hosts=hosts_of(hits))
 
 
@@ -391,7 +389,7 @@ def dcgm_links_down(case: Case) -> Iterable[Candidate]:
     if down:
         title = f"NVLinks of GPU {', '.join([*down][:8])} are down"
         if not some_up:
-            title = "DCGM lists no NVLink that is up: nothing joins these GPUs, or nobody trained the links"
+            title = "DCGM lists no NVLink that is up: no bridge joins these GPUs, or the links were not trained"
         hits = [*down.values()]
         yield Candidate("gpu.nvlink", 0.86 if some_up else 0.46, title, hits, hosts=hosts_of(hits))
 

@@ -55,7 +55,7 @@ def nvshmem_passes_over_all(case: Case) -> Iterable[Candidate]:
     foreign = [hit for hit in passed if "is not enumerated as an mlx5 device" in hit.text]
     refused = [hit for hit in passed if "cannot allocate buffer on the specified memory type" in hit.text]
     if foreign and not refused:
-        title = "NVSHMEM's IBGDA needs ConnectX adapters (mlx5), and these are others"
+        title = "NVSHMEM's IBGDA needs ConnectX adapters (mlx5), and these are not"
         yield Candidate("ib.device-not-found", strength, title, foreign, *speakers(foreign))
     if refused:
         title = "NVSHMEM's IBGDA cannot register GPU memory with any adapter: GPUDirect RDMA does not work here"
@@ -186,7 +186,8 @@ def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
     hits = case.hits("verbs-abi")
     if hits:
         title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
-        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), final=True)
+        page = "ib.device-not-found.driver-failed"
+        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), page=page, final=True)
 
 
 @diagnosis
@@ -195,7 +196,8 @@ def no_driver_library(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in case.hits("libibverbs-driver") if "couldn't load driver" not in hit.text]
     if hits and (none := case.hits("no-hca")):
         title = "libibverbs has no driver library for the adapters: rdma-core's providers (ibverbs-providers) are missing here"
-        yield Candidate("ib.device-not-found", 0.86, title, [*hits, *none[:2]], *speakers(hits))
+        page = "ib.device-not-found.no-provider"
+        yield Candidate("ib.device-not-found", 0.86, title, [*hits, *none[:2]], *speakers(hits), page=page)
 
 
 @diagnosis

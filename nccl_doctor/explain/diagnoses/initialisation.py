@@ -63,7 +63,7 @@ def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
     hits = case.hits("engine-names-its-nccl")
     if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
         for place, cause in enumerate(_INIT_STUCK_LOCAL):
-            title = "the engine says nothing after it named its NCCL: its workers hang in the first collective"
+            title = "the engine says nothing after its NCCL's version: its workers hang in the first collective"
             yield Candidate(cause, 0.4 - 0.03 * place, title, hits[-4:], ranks_of(hits))
 
 
@@ -154,7 +154,9 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
         causes, where = (*_between_gpus(case)[:2], "sys.container"), " between the GPUs of the host"
     else:
         causes, where = ("gpu.p2p", "net.firewall", "sys.shm"), ""
-    title = f"{len(ranks)} ranks wait in their group's first collective, and it ends on none: data does not pass{where}"
+    title = (
+        f"{len(ranks)} ranks wait in their group's first collective, and it ends on none of them: no data passes{where}"
+    )
     for place, cause in enumerate(causes):
         yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
 

@@ -297,13 +297,13 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         )
     refused = [hit for hit in hits if _EFA_REFUSED.search(hit.text)]
     if refused and not never and not gone:
-        title = "an EFA request was refused: memory that is registered no more, or not for this"
+        title = "an EFA request was refused: its memory is no longer registered, or not for this use"
         for cause, strength in (("net.plugin", 0.47), ("net.peer-lost", 0.43)):
             yield Candidate(cause, strength, title, refused, *speakers(refused))
         return
     passed_once = case.has("progress")  # the job's steps went over it
     if passed_once and not gone:
-        title = "an EFA peer is reached no more, after steps that went well: its process or its node may be gone"
+        title = "an EFA peer can no longer be reached, after steps that went well: its process or its node may be gone"
         yield Candidate("net.peer-lost", 0.48, title, hits, *speakers(hits))
     strength = 0.4 if passed_once or (gone and not never) else 0.66 if len(places) > 1 or never else 0.52
     yield Candidate(

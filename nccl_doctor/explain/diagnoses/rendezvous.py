@@ -59,7 +59,7 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
         same = [hit, *(other for other in unknown if other is not hit)]
         proven = hit.signature == "name-unresolved"
         if _NO_HOST.search(name):
-            title = f"{name!r} is no host name: a name or an address alone is wanted, without user, scheme or port"
+            title = f"{name!r} is not a host name: give a name or an address alone, without user, scheme or port"
             yield Candidate("net.hostname-resolution", 0.96, title, same, *speakers(same), final=True)
         else:
             title = f"the host name {name} does not resolve"

@@ -244,11 +244,11 @@ def _different_calls(report: Report, differing: list[Mismatch], ranks: list[Work
 def _behind(report: Report, mismatch: Mismatch, *, stuck: bool) -> Conclusion:
     low, high = _lowest(mismatch), _highest(mismatch)
     suspects = _who(low.workers) if low.workers else f"the {low.count} ranks"
-    state = "has not moved between two snapshots" if stuck else "one snapshot, so perhaps only in progress"
+    state = "has not moved between two snapshots" if stuck else "one snapshot alone: it may only be late"
     return Conclusion(
         kind=Kind.STUCK if stuck else Kind.BEHIND,
-        title=f"communicator {mismatch.communicator}: {mismatch.function} count of {suspects} is {low.operation}, "
-        f"of others {high.operation} ({state})",
+        title=f"communicator {mismatch.communicator}: {suspects} began operation {low.operation} of {mismatch.function}, "
+        f"the others {high.operation} ({state})",
         evidence=(
             _quote(report, low),
             *(_quote(report, worker) for worker in low.workers[:_QUOTED]),

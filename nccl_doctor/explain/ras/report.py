@@ -87,7 +87,7 @@ _RANK = re.compile(
 )
 _PROCESS = re.compile(r"  Process (?P<pid>\d{1,10}) on node (?P<node>\S{1,100}) managing GPUs? (?P<gpu>.{1,80})")
 _SIDE = re.compile(
-    r"  (?P<count>\d{1,9}) ranks have (?:launched up to operation (?P<operation>\d{1,19})|"
+    r"  (?P<count>\d{1,9}) (?:ranks have|rank has) (?:launched up to operation (?P<operation>\d{1,19})|"
     r"(?P<none>not launched any operations)|status (?P<status>\w{1,20}))"
 )
 _REPORTED = re.compile(rf"  \d{{1,9}} ranks reported (?P<error>{_RESULT})")

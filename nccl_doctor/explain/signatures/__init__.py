@@ -32,7 +32,8 @@ class Signature(msgspec.Struct, frozen=True):
 
     ``cause`` is the id it points to (for a symptom: the id it would point to if nothing better is found), ``why``
     says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line),
-    ``title`` is the sentence shown for the cause, with ``{group}`` holes. A ``SYMPTOM``'s ``fold`` is the phrase under
+    ``title`` is the sentence shown for the cause, with ``{group}`` holes. ``page`` is the playbook that mends just this, where
+    the cause's own is about more. A ``SYMPTOM``'s ``fold`` is the phrase under
     which its lines are counted. ``sampled`` signatures (progress) are not searched in every line, only in samples.
     Of a table's heading, ``rows`` lines below it are kept as hits of ``<name>-rows``: numbers alone have no anchor.
     Of lines alike one is kept, unless it is ``every`` one that says something by where it stands.
@@ -45,6 +46,7 @@ class Signature(msgspec.Struct, frozen=True):
     cause: str = ""
     strength: float = 0.0
     title: str = ""
+    page: str = ""
     fold: str = ""
     where: Guard | None = None
     sampled: bool = False
@@ -78,6 +80,7 @@ def says(
     strength: float = 0.0,
     role: Role | None = None,
     title: str = "",
+    page: str = "",
     fold: str = "",
     where: Guard | None = None,
     sampled: bool = False,
@@ -98,7 +101,7 @@ def says(
         raise ValueError(f"signature {name}: what wakes it has fewer than four letters, too few to look for")
     templates = tuple(Template(text) for text in texts)
     _SIGNATURES[name] = Signature(
-        name, chosen, templates, why, cause, strength, title, fold, where, sampled, wake, rows, every
+        name, chosen, templates, why, cause, strength, title, page, fold, where, sampled, wake, rows, every
     )
 
 

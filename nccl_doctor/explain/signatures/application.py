@@ -98,7 +98,7 @@ says(
     "find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`",
     cause="app.ddp-unused-params",
     strength=0.97,
-    title="DDP: parameters without gradient (or used twice)",
+    title="DDP: some parameters got no gradient, or were used twice",
     why="The reducer waited for gradients that never came (or came twice).",
 )
 says(
@@ -127,7 +127,7 @@ says(
     "One of the subprocesses has abruptly died during map operation",  # datasets
     cause="app.dataloader-worker",
     strength=0.66,  # its own error, if one stands above, says more
-    title="a background worker that prepares data has died: of memory or /dev/shm, or of an error of its own",
+    title="a background worker that prepares data has died: no memory or /dev/shm left, or an error of its own",
     why="The library looks whether its worker processes live, and cannot say what they died of.",
 )
 says(
@@ -572,7 +572,7 @@ says(
     "got mixed torch.Tensor and DTensor",
     cause="app.bad-tensor",
     strength=0.86,
-    title="an operation got a plain tensor and a DTensor: what FSDP2 or tensor parallelism sharded met what it did not",
+    title="an operation got a plain tensor and a DTensor: FSDP2 or tensor parallelism sharded one of them and not the other",
     why="DTensor's operators take no plain tensors: a weight, buffer, input or optimizer state lies outside of what was "
     "sharded, or code calls a submodule past the forward of the module that was wrapped.",
 )

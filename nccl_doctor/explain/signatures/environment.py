@@ -78,7 +78,7 @@ says(
     "Invalid log settings: {words}, must be a comma separated list of",
     cause="env.bad-nccl-var",
     strength=0.93,
-    title="TORCH_LOGS names what torch has no log of",
+    title="TORCH_LOGS names a log that torch does not have",
     why="torch reads TORCH_LOGS while it is imported, and raises.",
 )
 says(
@@ -134,7 +134,7 @@ says(
     "is being ignored because it is not a power of 2",
     cause="env.bad-nccl-var",
     strength=0.7,
-    title="an NCCL variable names what is not there",
+    title="an NCCL variable names something that does not exist here",
     why="NCCL says which value it cannot use.",
 )
 

@@ -181,7 +181,7 @@ says(
     cause="launch.world-size",
     strength=0.52,
     fold="waiting for resources",
-    title="the job waits for GPUs or nodes that are not free, or not there",
+    title="the job waits for GPUs or nodes that are not free, or do not exist",
     why="Ray cannot place the workers (yet): too few free GPUs, or the driver's address is not one of its nodes.",
 )
 says(
@@ -537,7 +537,7 @@ says(
     cause="launch.world-size",
     strength=0.47,
     fold="a server or worker is awaited",
-    title="{peer} does not answer (yet): not started, ended, or not reached under this address",
+    title="{peer} does not answer (yet): it was not started, has ended, or cannot be reached at this address",
     why="Usual for the first seconds of a start. When it lasts: that process's own log tells whether it runs; then its address, a proxy, and its port.",
 )
 says(

@@ -123,6 +123,7 @@ says(
     "Direct firmware load for nvidia/{file} failed with error",
     'Failed to load {}firmware "amdgpu/{file}"',
     cause="gpu.driver",
+    page="gpu.driver.mismatch",
     strength=0.93,
     title="the driver's kernel module and its other files are of different releases",
     why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",
@@ -884,7 +885,7 @@ says(
     "ERR!",
     cause="gpu.fell-off-bus",
     strength=0.42,
-    title="nvidia-smi could not read a field of a GPU (fan, power, ECC); the others it read, so the GPU answers",
+    title="nvidia-smi could not read a field of a GPU (fan, power, ECC); it read the others, so the GPU answers",
     why="A sensor that cannot be read is no GPU that is gone, and may be its forerunner: the kernel's log (Xid) and nvidia-smi -q tell.",
     where=lambda groups, line: "|" in line and not _nothing_read(line),
 )

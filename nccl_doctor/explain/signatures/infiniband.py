@@ -583,7 +583,7 @@ says(
     ),
     cause="env.bad-nccl-var",
     strength=0.93,
-    title="NCCL_NET={network} is no network of NCCL: it takes IB, Socket, or a plugin's name for its own",
+    title="NCCL has no network {network} (NCCL_NET): it has IB, Socket, and what a plugin calls its own",
     why="NCCL_NET chooses the transport. An interface is chosen by NCCL_SOCKET_IFNAME, an adapter by NCCL_IB_HCA.",
 )
 says(
@@ -805,6 +805,7 @@ says(
     "ucp_{call:word} failed",
     "NET/UCX{}fail",
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.68,
     title="UCX or UCC reports an error: {error}",
     why="UCX (plugin or MPI transport), or UCC (the collectives upon it, beside NCCL; its layers are called CL and TL), failed.",
@@ -824,17 +825,19 @@ says(
     "devices {names} are not available, please use one or more of",
     role=Role.SYMPTOM,
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.46,
     fold="UCX goes without what it was asked for",
-    title="UCX is asked for what it does not have here: {names}",
+    title="UCX is asked for transports or devices that it does not have here: {names}",
     why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
 )
 says(
     "mpich-ofi",
     "OFI {call} failed (",
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.64,
-    title="MPI's way over libfabric fails ({call})",
+    title="MPI's transport over libfabric fails ({call})",
     why="MPICH (Cray MPICH, Intel MPI) hands a request to libfabric, and its provider (cxi, efa, psm) answers with an error: the words behind it are the provider's. What NCCL does over its own plugin does not depend on it.",
     where=lambda groups, line: "NET/OFI" not in line,  # that is NCCL's own plugin
 )
@@ -853,23 +856,26 @@ says(
     "Open MPI failed an OFI Libfabric library call ({call}).",
     role=Role.SYMPTOM,
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.48,
     fold="Open MPI does not start on libfabric",
-    title="Open MPI's way over libfabric does not start ({call})",
+    title="Open MPI's transport over libfabric does not start ({call})",
     why="libfabric's provider refuses the call: 'Function not implemented' is a provider that wants more than this Open MPI asks for (Slingshot's cxi: a newer Open MPI), or one without an adapter. '--mca mtl ^ofi' goes without it.",
 )
 says(
     "charm-ofi",
     "Reason: OFI::{call} error",
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.62,
-    title="Charm++'s way over libfabric fails ({call})",
+    title="Charm++'s transport over libfabric fails ({call})",
     why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
 )
 says(
     "oneccl-error",
     "|CCL_ERROR| {error}",
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.6,
     title="oneCCL (Intel's collectives) reports an error: {error}",
     why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
@@ -904,6 +910,7 @@ says(
     "mlx5dv_devx_obj_modify({what}) failed",
     "mlx5dv_devx_alloc_uar() failed",
     cause="ib.qp-connect",
+    page="net.plugin.transport",
     strength=0.76,
     title="UCX cannot set up a queue pair of the adapter",
     why="Verbs or the adapter's firmware refused a queue pair, what belongs to it or an address handle: the port's state, its GID, the fabric's route, the partition key, or DEVX that the adapter, its driver or a container does not admit.",
@@ -1097,6 +1104,6 @@ says(
     "( Could be {what})",
     cause="net.slow",
     strength=0.62,
-    title="a link runs below what both of its ends can: Could be {what}",
+    title="a link runs slower than both of its ends can; it could be {what}",
     why="iblinkinfo compares the width and speed that a link came up with to what its ports support: a cable, a transceiver or a dirty end.",
 )

@@ -59,8 +59,9 @@ says(
     "bnxt_en: probe of {dev:word} failed with error",
     "ice: probe of {dev:word} failed with error",
     cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
     strength=0.84,
-    title="a network adapter's driver could not start it (kernel log)",
+    title="the driver could not start a network adapter (kernel log)",
     why="The probe of the adapter failed: driver and firmware do not fit, or the adapter does not answer. It has no RDMA device then.",
 )
 says(
@@ -98,7 +99,7 @@ says(
     cause="net.peer-lost",
     strength=0.4,
     fold="flushed requests of a queue pair (kernel log)",
-    title="a queue pair of the kernel was in error, and its requests are flushed: what broke it stands before",
+    title="a queue pair of the kernel was in error, and its requests are flushed: earlier lines say what broke it",
     why="0x5 is mlx5's for a flushed request: a consequence of the first error of that queue pair, or of a peer that disconnected.",
 )
 says(
@@ -106,7 +107,7 @@ says(
     "umem get failed (-{code:int})",
     cause="ib.memlock",
     strength=0.48,
-    title="the kernel cannot pin the pages that an adapter shall register (errno {code})",
+    title="the kernel cannot pin the pages that an adapter is to register (errno {code})",
     why="12 is the locked-memory limit, 95 memory of a file system (DAX) that forbids it. (14 is an address that is no ordinary memory: a GPU's, without nvidia_peermem.)",
     where=lambda groups, line: groups["code"] != "14",
 )

@@ -182,13 +182,14 @@ says(
     "localId {id:int} is out of range",
     cause="launch.world-size",
     strength=0.85,
-    title="two processes claim the same rank, or the sizes differ",
+    title="two processes claim the same rank, or were told different world sizes",
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
     "mpi-no-pmi",
     "but OMPI was not built with SLURM",
     cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
     strength=0.86,
     title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
     why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
@@ -199,8 +200,9 @@ says(
     "Couldn't load specified plugin name for mpi/",
     "srun: error: Invalid MPI type",
     cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
     strength=0.86,
-    title="srun cannot load the MPI plug-in that is asked for: take one that works of `srun --mpi=list`, or install PMIx where Slurm looks",
+    title="srun cannot load the MPI plug-in that was asked for: choose one that `srun --mpi=list` shows, or install PMIx where Slurm looks for it",
     why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
 )
 says(
@@ -249,6 +251,7 @@ says(
     "PMIX ERROR: UNPACK-PAST-END in file {file} at line",
     "PMIX ERROR: UNPACK-INADEQUATE-SPACE in file {file} at line",
     cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
     strength=0.76,
     title="parts of Open MPI do not understand each other's messages: another version or build on one of the hosts, mostly",
     why="mpirun, its daemons and the program must come from the same Open MPI (and PMIx); compare `ompi_info --version` on all hosts, as ssh finds it.",
@@ -258,6 +261,7 @@ says(
     "mpi-component-missing",
     "stopped checking at the first component that it did not find",
     cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
     strength=0.62,
     title="MPI, or PMIx, was told to use a component that its installation here does not have",
     why="The lines below name framework and component. A launcher outside of a container passes its own choice on (PMIX_MCA_psec=munge, OMPI_MCA_btl=...).",
@@ -267,9 +271,10 @@ says(
     "OPAL ERROR: Unreachable in file {file:word}",
     role=Role.SYMPTOM,
     cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
     strength=0.48,
     fold="MPI_Init failed",
-    title="MPI could not initialise: mostly a process that was started by another MPI's mpirun, or by none",
+    title="MPI could not initialise: usually a process that another MPI's mpirun started, or none",
     why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
 )
 says(
@@ -554,7 +559,7 @@ says(
     "Readiness probe failed",
     cause="launch.killed",
     strength=0.6,
-    title="a probe of the kubelet failed",
+    title="a Kubernetes probe of the pod failed",
     why="After failureThreshold failures in a row the kubelet restarts the container; one alone means nothing.",
 )
 says(
@@ -645,7 +650,7 @@ says(
     "Open MPI accepted a TCP connection from what appears to be a",
     cause="net.wrong-interface",
     strength=0.72,
-    title="a peer's MPI connections come from an address that it did not tell (several networks, a bridge or NAT in between)",
+    title="a peer's MPI connections come from an address that it has not announced (several networks, a bridge or NAT in between)",
     why="Open MPI knows its peers by their addresses, and drops others. --net=host, or btl_tcp_if_include with the network that reaches all hosts.",
 )
 says(

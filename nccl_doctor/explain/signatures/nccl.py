@@ -129,7 +129,7 @@ says(
     "NCCL_NET_MERGE_POLICY: unknown value '{value}'",
     cause="env.bad-nccl-var",
     strength=0.78,
-    title="a variable asks of the network what it cannot do",
+    title="a variable asks the network for something that it cannot do",
     why="NCCL 2.30 refuses: out-of-order receive queues need adaptive routing on both ends (NCCL_IB_OOO_RQ), the prefix length is 1 to 32.",
 )
 says(
@@ -227,7 +227,7 @@ says(
     "RMA proxy backend type mismatch",
     cause="net.plugin",
     strength=0.85,
-    title="the network plugin answers what this NCCL does not accept",
+    title="the network plugin gives an answer that this NCCL does not accept",
     why="The plugin was written for another NCCL.",
 )
 says(

@@ -110,7 +110,7 @@ says(
     "system error: 10013 - ",
     cause="net.port-in-use",
     strength=0.82,
-    title="Windows does not lend out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
+    title="Windows does not give out this port: Hyper-V, WSL or Docker reserved its range (netsh int ipv4 show excludedportrange tcp), or a firewall forbids it",
     why="WSAEACCES on bind or connect. With another --master-port, outside of the ranges shown, it works.",
 )
 
@@ -386,6 +386,7 @@ says(
     "could not be resolved",
     "cannot be resolved",
     cause="net.hostname-resolution",
+    page="net.hostname-resolution.unresolved",
     strength=0.93,
     title="a host name does not resolve",
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
@@ -518,6 +519,7 @@ says(
     "connection-table-full",
     "table full, dropping packet",
     cause="net.firewall",
+    page="net.conntrack-full",
     strength=0.88,
     title="the kernel's table of connections is full: packets of new connections are dropped",
     why="nf_conntrack has no room for another connection (net.netfilter.nf_conntrack_max): new ones fail at random.",

@@ -95,6 +95,7 @@ says(
     "Credential replayed",
     "System clock wrong by",
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.credentials",
     strength=0.86,
     title="the hosts' clocks (or munge keys) differ: Slurm's credentials are refused",
     why="A credential is valid for minutes: clocks that differ, or another munge key, make every launch fail.",
@@ -156,6 +157,7 @@ says(
     "network plugin is not ready: ",
     "failed to setup network for sandbox",
     cause="sys.container",
+    page="sys.container.not-started",
     strength=0.72,
     title="Kubernetes could not make the pod's sandbox or its network",
     why="The runtime failed before the program began: its CNI plugin, or what the pod's networks and devices name.",
@@ -185,7 +187,7 @@ says(
     "container_g_join failed: ",
     cause="sys.container",
     strength=0.78,
-    title="a node has lost the job's private name space (job_container/tmpfs)",
+    title="a node has lost the job's private namespace (job_container/tmpfs)",
     why="Slurm could not join the mount name space that the job got on this node: slurmd was restarted, or the prolog failed there.",
 )
 says(
@@ -407,7 +409,7 @@ says(
     "gres/{kind:word}: invalid GRES core specification {difference}",
     cause="unrelated",
     strength=0.44,
-    title="slurm.conf describes the node otherwise than its hardware is: {difference}",
+    title="slurm.conf describes the node differently from its hardware: {difference}",
     why="A node that has less than slurm.conf says is drained or down; one that has more only wastes it.",
 )
 says(
@@ -416,6 +418,7 @@ says(
     "Unable to contact slurm controller",
     "failed to fetch remote configs",  # slurmd and sackd without a slurm.conf of their own
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.credentials",
     strength=0.78,
     where=lambda groups, line: "slurm_load_" not in line,  # squeue, sinfo: who only asks
     title="Slurm's commands reach no munged on this host, or no slurmctld",

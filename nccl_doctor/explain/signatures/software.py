@@ -73,6 +73,7 @@ says(
     "Incompatible strategy detected auto",
     "invalid device discovery strategy",
     cause="sys.container",
+    page="gpu.driver.library-missing",
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
     why="libnvidia-ml comes with the driver and is mounted into containers (--gpus, --nv); without it there is no driver, or no mount.",
@@ -197,7 +198,7 @@ says(
     "Unknown communication backend: nccl",  # turbomind
     cause="sw.no-nccl-backend",
     strength=0.95,
-    title="this torch (or turbomind) was built without NCCL (or without CUDA)",
+    title="this build of torch (or turbomind) lacks NCCL, CUDA or torch.distributed",
     why="A CPU-only or foreign-platform build is installed on this host.",
 )
 says(
@@ -413,7 +414,7 @@ says(
     role=Role.SYMPTOM,
     cause="app.rank-exception",
     strength=0.36,
-    title="Python crashed while it ended: a thread of a library outlived the interpreter; why the program ended, the log does not say",
+    title="Python crashed while it ended: a thread of a library outlived the interpreter; the log does not say why the program ended",
     why="The program was over, well or by an exception, when a thread that still ran asked for the interpreter.",
 )
 says(

@@ -277,7 +277,7 @@ says(
     cause="app.rank-exception",
     strength=0.4,
     fold="the launcher reports a failed process",
-    title="colossalai's launcher says that torchrun failed; why, it does not say",
+    title="colossalai's launcher says that torchrun failed, and not why",
     why="colossalai run starts torchrun on each host (over ssh elsewhere) and swallows what it said: start that torchrun there by hand.",
 )
 _ENDED_BY_ITS_ENGINE = re.compile(r"WorkerProcess pid \d+ died, exit code: -15")  # vLLM's, when it ends itself

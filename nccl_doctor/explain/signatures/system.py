@@ -221,7 +221,7 @@ says(
     "Killed",
     cause="sys.host-oom",
     strength=0.28,
-    title="the shell says that the process was killed (SIGKILL): the memory limit, or somebody",
+    title="the shell says that the process was killed (SIGKILL): by the memory limit, or by somebody",
     why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
     where=lambda groups, line: bool(SHELL_KILLED.search(line)),
     wake=("Killed",),
@@ -333,6 +333,7 @@ says(
     "certificate has expired or is not yet valid: current time {now} is before",
     "certificate is not yet valid",
     cause="sys.clock-or-dns-or-fs",
+    page="host.clock-offset",
     strength=0.88,
     title="a server refuses what this host sends, as its clock is wrong",
     why="Object stores sign requests with the time, and certificates and tokens begin at one: compare `date -u` with another host's. Of S3 also said "
@@ -397,6 +398,7 @@ says(
     "devices-taken-away",
     "Failed to initialize NVML: Unknown Error",
     cause="sys.container",
+    page="gpu.driver.failed",
     strength=0.93,
     title="the container has lost its access to the GPUs",
     why="NVML's unknown error inside a container: its device cgroup was rewritten (a systemctl daemon-reload on the host does that), the devices are still there outside.",
@@ -569,6 +571,7 @@ says(
     "FATAL: kernel too old",
     "ERROR  : Failed creating directory {path}/.singularity.d",  # Singularity 2
     cause="sys.container",
+    page="sys.container.not-started",
     strength=0.66,
     title="the container could not be started: {error}",
     why="The container runtime failed before the program began.",

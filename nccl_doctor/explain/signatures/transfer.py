@@ -70,7 +70,7 @@ says(
     "GDRCopy library version is not compatible with gdrapi.h",
     cause="sw.library-conflict",
     strength=0.9,
-    title="parts of NVSHMEM of different versions meet",
+    title="parts of NVSHMEM are of different versions",
     why="The host library, its plugins, the device code or the other ranks' library are of another version.",
 )
 says(
@@ -79,7 +79,7 @@ says(
     "Number of PEs found doesn't match the PE node count",
     cause="launch.world-size",
     strength=0.88,
-    title="NVSHMEM needs as many processes on each node as on every other",
+    title="NVSHMEM needs the same number of processes on every node",
     why="A node runs fewer or more processes than the others.",
 )
 says(
@@ -118,7 +118,7 @@ says(
     cause="ib.device-not-found",
     strength=0.44,
     fold="NVSHMEM does not start",
-    title="NVSHMEM has no way to its peers",
+    title="NVSHMEM finds no transport to its peers",
     why="NVSHMEM gave up after all its transports had refused; their own lines, just before, say why.",
 )
 
@@ -157,8 +157,8 @@ says(
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.46,
-    fold="a prefill or decode instance answers no more",
-    title="the other side of a KV-cache transfer answers no more",
+    fold="a prefill or decode instance no longer answers",
+    title="the other side of a KV-cache transfer no longer answers",
     why="Said of the peer by guess: its process or node died, or the transfer between them broke (a port, a cable, used-up ports) while both live. Its own log and its pod's events say which.",
 )
 says(
@@ -230,6 +230,7 @@ says(
     "backend initialization error for '",
     role=Role.SYMPTOM,
     cause="net.plugin",
+    page="net.plugin.transport",
     strength=0.48,
     fold="NIXL's backend refused",
     title="NIXL's backend (UCX, where no other is named) refused a request",
@@ -309,7 +310,7 @@ says(
     "'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'",
     cause="app.pg-misuse",
     strength=0.78,
-    title="DeepEP's kernels between hosts want more ranks than fit one NVLink domain (8), or its low-latency mode",
+    title="DeepEP's kernels between hosts need more ranks than one NVLink domain holds (8), or its low-latency mode",
     why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
 )
 says(
@@ -412,6 +413,6 @@ says(
     "Message from engine with unexpected data parallel rank",
     cause="launch.world-size",
     strength=0.84,
-    title="an engine came with a rank that the first node does not expect",
+    title="an engine reported a rank that the first node does not expect",
     why="--data-parallel-size, -local or -start-rank differ between the nodes.",
 )

@@ -499,9 +499,9 @@ _LOOKED_UP = (
     ("name", "told"),
     [
         ("trainer-head", "the host name trainer-head does not resolve"),
-        ("root@10.0.0.4", "'root@10.0.0.4' is no host name"),
-        ("http://head", "'http://head' is no host name"),
-        ("10.0.0.4:29500", "'10.0.0.4:29500' is no host name"),
+        ("root@10.0.0.4", "'root@10.0.0.4' is not a host name"),
+        ("http://head", "'http://head' is not a host name"),
+        ("10.0.0.4:29500", "'10.0.0.4:29500' is not a host name"),
         ("head.example.org.", "the host name head.example.org. does not resolve"),
     ],
 )
@@ -905,6 +905,23 @@ def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> Non
     assert next(item.when for item in told if item.when) == "08:55:28"
 
 
+def test_the_timeline_says_what_happened_and_not_the_name_of_a_cause() -> None:
+    told = explain_text(
+        "got bad completion with status: 0xc, vendor syndrome: 0x81\nstatus: 5\nRETRY_EXC_ERR\n"
+    ).timeline
+    assert [item.what for item in told] == ["the fabric did not deliver: transport retries exceeded"]
+
+
+def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
+    """A driver's, MPI's or scheduler's log is not told better by NCCL_DEBUG."""
+    said = "warp17> MLX5 Error CQE: at [0x7f6a7d20c000], len=64"
+    ask = "NCCL_DEBUG=INFO"
+    assert not any(ask in step for step in explain_text(f"{said}\n").next)
+    assert any(ask in step for step in explain_text(f"backend: nccl\n{said}\n").next)
+    ranks = "[rank1]: MPIDI_OFI_handle_cq_error(1062): OFI poll failed (Input/output error - UNDELIVERABLE)\n"
+    assert not any(ask in step for step in explain_text(ranks).next)
+
+
 def test_an_adapter_that_cannot_be_opened_is_passed_over_where_all_use_the_same() -> None:
     refused = "h1:5:5 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_4\n"
     uses = "h{}:5:5 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE {}; OOB eth0:10.0.0.{}<0>\n"
@@ -921,7 +938,7 @@ def test_no_title_shows_a_hole() -> None:
     for signature in all_signatures().values():
         for template in signature.templates if signature.title else ():
             told = dict.fromkeys(re.findall(r"\{(\w+)[:}]", template.text), "X")
-            title = candidates._title(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
+            title = candidates.told(signature.title, [Hit(signature.name, "a.log", 1, "", told)])
             assert not dangling.search(title), (template.text, title)
 
 
@@ -1367,6 +1384,19 @@ def test_who_completed_what_another_waits_in_is_not_behind_by_its_status_alone()
     got = explain_text(line.format(0, 55, 60, 54) + line.format(1, 57, 58, 56))
     assert (got.causes[0].id, got.causes[0].ranks) == ("app.collective-mismatch", (0,))
     assert "rank 0 waits in work 55, which rank 1 has completed" in got.causes[0].title
+
+
+def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
+    """A cause's own page is about more: the container that lost its GPUs needs no shared memory."""
+    for signature in all_signatures().values():
+        assert not signature.page or (signature.cause and signature.page in playbooks.names()), signature.name
+    lost = explain_text("Failed to initialize NVML: Unknown Error\n" * 2).causes[0]
+    assert (lost.id, lost.playbook) == ("sys.container", "gpu.driver.failed")
+    assert "restart it" in lost.fixes[0].text
+    refused = explain_text("error: Munge decode failed: Invalid credential\n").causes[0]
+    assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
+    abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
+    assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
 
 
 @pytest.mark.parametrize(("own", "empty"), [("::", True), ("::ffff:10.9.0.9", False)])
