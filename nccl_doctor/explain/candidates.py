@@ -182,8 +182,7 @@ def _behind(case: Case, one: Hit, other: Hit) -> bool:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    told = [pair for pair in topics.vote(case).items() if not all(case.hang.ended_by(hit) for hit in pair[1])]
-    votes = sorted(told, key=lambda pair: -len(pair[1]))
+    votes = [pair for pair in topics.vote(case) if not all(case.hang.ended_by(hit) for hit in pair[1])]
     return [
         Candidate(
             cause,
@@ -239,7 +238,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
         if best is None:
             by_id[item.id] = item
             continue
-        if item.strength >= 0.3:
+        if item.strength >= 0.3 and not item.vague:  # words alone lift nothing over the threshold of a verdict
             best.strength = min(0.99, best.strength + _EXTRA)
         best.hits = best.hits + item.hits
         best.final = best.final or item.final

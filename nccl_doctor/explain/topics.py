@@ -1,7 +1,8 @@
 """The subject of a line that sounds like trouble, by its technical words: the last resort, and a source of further quotes.
 
-Signatures know messages; this knows only vocabulary (``gid``, ``libfabric``, ``rendezvous``). It never outweighs a signature:
-what it finds alone stays below the threshold of a verdict unless several lines agree.
+Signatures know messages; this knows only vocabulary: technical words (``gid``, ``libfabric``, ``rendezvous``) and, where a line
+has none, what systems call a failure (``ECONNREFUSED``, ``exit code -9``). It never outweighs a signature: what it finds stays
+below the threshold of a verdict (docs/decisions/0289).
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ from nccl_doctor.explain.readers import bystanders, prefix
 
 # Cause id -> words. A line can belong to several; of causes with as many lines the one that stands first here is named first.
 TOPICS: dict[str, str] = {
-    "gpu.nvlink": r"nvlink|nvswitch|sxid",
+    "gpu.nvlink": r"nvlink|nvswitch|sxid|xid\b.{0,30}\b(?:144|145|146|147|148|149|150)\b",
     "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
-    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
+    "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|device handle for gpu|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
-    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx\b|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+|compute capability|\bhip\b|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
+    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx (?:jit|version|was)|unsupported ptx|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+ (?:is|was)|compute capability|\bhip\b|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
     "gpu.oom": r"out of memory|cudamalloc",
     "gpu.illegal-access": r"illegal memory|device-side|launch failure",
     "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",
     "gpu.duplicate": r"same gpu|duplicate gpu",
     "ib.gid-index": r"\bgids?\b|gid_index|gid table",
     "ib.memlock": r"memlock|locked memory|max locked|cannot allocate memory.*(?:ibv|qp|cq|mr)|(?:ibv|reg_mr).*cannot allocate",
-    "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr",
+    "ib.gdr": r"peermem|peer_mem|gpudirect|gpu direct|\bgdr|dma.?buf|reg_mr|regist\w+ (?:\w+ )?(?:mr\b|memory)|memory regist|allocate mr\b|local protection",
     "ib.port-down": r"port (?:error|down)|link (?:is )?down|port_down|physical.?state|state\W{1,4}polling|cable|link_?layer.*down|state:? *down|carrier|link went down|"
     r"\b(?:ice|irdma|bnxt_\w+|mlx5\w*|i40e|ixgbe|efa)\b.*(?:reset|time-?out|timed out|error state)",
     "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
     "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b|rdma_?cm|\bcqe\b|work completion|completion (?:error|status|with error)|\bwc\W|wr_id",
-    "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|mlx5_core .*probe failed|device-specific driver",
-    "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|\bfi_\w+|ofi_|_ofi\b|\bpsm[23]?(?:_|\b)|\bhfi|\bnixl|mooncake|\bhcoll|\bucc\b|\buct_|\bmtl\b|\bbtl",
+    "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|\b(?:ib|infiniband|rdma) (?:\w+ )?(?:device|adapter|port)|rdma_(?:create_event|getaddrinfo)|\brxe\b|mlx5_core .*probe failed|device-specific driver",
+    "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|\bfi_\w+|ofi_|_ofi\b|\bpsm[23]?(?:_|\b)|\bhfi|\bnixl|mooncake|rdma_?transport|transfer_(?:engine|task)|\bhcoll|\bucc\b|\buct_|\bmtl\b|\bbtl",
     "net.mtu": r"\bmtu\b|jumbo|frag",
     "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|hostname|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
-    "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! source)",
+    "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! (?:source|mount))|listen\b.{0,60}\bfail|specified port",
     "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
     "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
-    "launch.world-size": r"world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
-    "launch.env-missing": r"environment variable .*(?:not set|expected)",
+    "launch.world-size": r"(?-i:(?!WORLD_))world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
+    "launch.env-missing": r"environment variable .*(?:not set|expected)|(?-i:\b(?:WORLD_SIZE|(?:LOCAL_|GROUP_|NODE_)RANK|MASTER_(?:ADDR|PORT))\b)",
     "launch.killed": r"sigterm|cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
     "sys.shm": r"/dev/shm|shared memory|\bshm\b|(?<!pcie )bus error",
     "sys.nofile": r"open files|file descriptor|emfile|file-max",
@@ -71,6 +72,53 @@ TOPICS: dict[str, str] = {
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
     "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG)[A-Z_]+\b(?!\())",
 }
+
+# What systems call a failure, whoever prints it: names and texts of errno, exit codes, signals, and the status words of RPC,
+# MPI and schedulers. Asked of a line that names no subject of its own.
+STATUS: dict[str, str] = {
+    "net.peer-lost": r"connection reset|econnreset|broken pipe|epipe|closed by (?:remote )?peer|connection (?:was )?(?:closed|aborted|lost)|connection abort|socket closed|lost (?:connection|communication)|remote process",
+    "net.master-unreachable": r"connection refused|econnrefused|(?:failed|unable|cannot|could not) to (?:connect|contact|reach)|cannot connect|could not connect|connect(?:ion)? fail|\bconnect(?:ing|ion)? (?:to .{0,60})?failed|unavailable:|not yet listening|publickey",
+    "net.firewall": r"no route|ehostunreach|unreachable|unable to reach|etimedout|\btimed out\b.{0,40}connect|deadline.exceeded",
+    "sys.host-oom": r"(?:exit ?code|return code|status|signal|wtermsig)\W{0,3}(?:is )?-?9\b|low on .{0,12}memory|memory (?:usage )?limit|memlimit|memory pressure|memory allocation|cannot allocate memory|enomem|outofmemory|\(killed\)",
+    "launch.killed": r"(?:exit ?code|return code|status|signal|wtermsig)\W{0,3}(?:is )?-?15\b|wall-?clock|limit.{0,20}exceeded",
+    "sys.nofile": r"too many open|ancdata",
+    "sys.threads": r"resource temporarily unavailable|eagain",
+    "sys.disk-full": r"enospc|edquot|write failed",
+    "sys.clock-or-dns-or-fs": r"\bstale\b|estale|\beio\b|eremoteio|credential|munge|\bskew",
+    "gpu.illegal-access": r"mmu fault|access fault|graphics exception|assertion.{0,40}(?:index|class|dim)|device pointer|resource handle",
+    "gpu.driver": r"cuda (?:error|failure)|\bcu(?:blas|dnn)_status|\bgpu hang|display driver",
+    "sys.node-failure": r"not responding|node has died|node .{0,40}died|prolog|raylet",
+    "app.straggler-timeout": r"watchdog|waiting for .{0,40}ranks|timed out after \d+ ?m?s",
+    "launch.world-size": r"insufficient|not enough|unschedul|placement group|\bslots?\b|node configuration|gang|podgroup|resource request|capacity|barrier timed out",
+    "gpu.not-visible": r"\bgres\b|runtime for \W?nvidia|\bcdi\b|/dev/nvidia",
+    "launch.env-missing": r"argument --\w*rank",
+    "sw.nccl-bug": r"\bfree\(\)|malloc\(|double free|internal error",
+    "sys.container": r"permission denied|eacces|eperm|not permitted|insufficient permission|read-only",
+}
+# Who speaks, and what the program is at, rather than what is wrong.
+_SPEAKERS = frozenset(("net.plugin", "sys.container", "app.pg-misuse", "app.bad-tensor", "env.bad-nccl-var"))
+
+
+@functools.cache
+def _status_words(cause: str) -> re.Pattern[str]:
+    return re.compile(STATUS[cause], re.IGNORECASE)
+
+
+def named(text: str) -> tuple[list[str], list[str]]:
+    """The causes that a line's words name: its subjects, else what its status words say, else who speaks; and the others."""
+    words = [cause for cause in TOPICS if _words(cause).search(text)]
+    subjects = [cause for cause in words if cause not in _SPEAKERS]
+    speakers = [cause for cause in words if cause in _SPEAKERS]
+    told = [cause for cause in STATUS if cause not in subjects and _status_words(cause).search(text)]
+    first, *others = [some for some in (subjects, told, speakers) if some] or [[]]
+    return first, [cause for some in others for cause in some]
+
+
+def beneath(message: str) -> str:
+    """The cause beneath the program (GPU, network, system, launcher) that a message is about, or that its status words name;
+    empty if there is none."""
+    first, _ = named(message)
+    return next((cause for cause in first if cause not in _SPEAKERS and not cause.startswith("app.")), "")
 
 
 @functools.cache
@@ -106,8 +154,8 @@ def subject(message: str) -> str:
 
 
 _NOISE = re.compile(
-    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|"
-    r"errors?[:=] ?0\b|^\s*(?:[\w ./()-]{2,60}|# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
+    r"NCCL INFO (?!.*(?:->|rror|ail|Disabled|refused|timed out|nreachable))|Traceback|closing signal|error_file|elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|"
+    r"errors?[:=] ?0\b|^(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*[\w ./()-]{2,60}\s*$|^\s*(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down"
 )
 
 
@@ -155,27 +203,32 @@ def trouble(case: Case) -> list[Hit]:
 
 _ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 _NUMBER = re.compile(r"\d+")
-_TOLD = frozenset(number for words in TOPICS.values() for number in re.findall(r"(?<![\d{,])\d+", words))
+_TOLD = frozenset(
+    number for words in (*TOPICS.values(), *STATUS.values()) for number in re.findall(r"(?<![\d{,])\d+", words)
+)
 _ASKED = 600  # characters of a line: its end, behind the prefixes
 _SHAPES = 150  # so many different lines tell what a log is about
 
 
-def vote(case: Case) -> dict[str, list[Hit]]:
-    """Cause id -> lines whose words belong to it, in the order of :data:`TOPICS`.
+def vote(case: Case) -> list[tuple[str, list[Hit]]]:
+    """The causes that words of trouble name, each with its lines: of most lines first, of equals in the order of the tables.
 
-    Lines that differ only in numbers no words ask for are asked once.
+    What a line names beside its subject comes last. Lines that differ only in numbers no words ask for are asked once.
     """
-    table: dict[str, list[Hit]] = {cause: [] for cause in TOPICS}
+    tables: tuple[dict[str, list[Hit]], ...] = tuple({cause: [] for cause in (*TOPICS, *STATUS)} for _ in range(2))
     effects = {place(hit) for symptom in case.seen(Role.SYMPTOM) if symptom.cause for hit in case.hits(symptom.name)}
-    known: dict[str, tuple[str, ...]] = {}
+    known: dict[str, tuple[list[str], list[str]]] = {}
     for hit in (hit for hit in trouble(case) if place(hit) not in effects):
         text = _ADVICE.sub("", hit.text[-_ASKED:])
         shape = _NUMBER.sub(lambda number: number.group() if number.group() in _TOLD else "", text)
         if shape not in known and len(known) < _SHAPES:
-            known[shape] = tuple(cause for cause in TOPICS if _words(cause).search(text))
-        for cause in known.get(shape, ()):
-            table[cause].append(hit)
-    return {cause: hits for cause, hits in table.items() if hits}
+            known[shape] = named(text)
+        for table, causes in zip(tables, known.get(shape, ()), strict=False):
+            for cause in causes:
+                table[cause].append(hit)
+    chosen, beside = (sorted(table.items(), key=lambda pair: -len(pair[1])) for table in tables)
+    told = {cause for cause, hits in chosen if hits}
+    return [pair for pair in (*chosen, *(pair for pair in beside if pair[0] not in told)) if pair[1]]
 
 
 def about(case: Case, cause: str) -> list[Hit]:

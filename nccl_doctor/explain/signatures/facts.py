@@ -694,6 +694,12 @@ says(
     "retirement",
     "negotiated",
     "downgraded",
+    "not responding",
+    "blocked for more than",
+    "nsufficient",
+    "not enough",
+    "navailable",
+    "uplicate",
     why="A line that sounds like trouble; its words tell the subject.",
 )
 

@@ -18,6 +18,7 @@ from nccl_doctor.env import versions
 from nccl_doctor.explain import candidates, topics
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import ending, shortened
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
@@ -178,8 +179,29 @@ def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
 def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     hits = [Hit("words", "log", number, text) for number, text in enumerate(["it met signal 9", "it met signal 15"])]
     monkeypatch.setattr(topics, "trouble", lambda case: hits)
-    found = topics.vote(Case(Summary()))
-    assert found["launch.killed"] == [hits[1]]
+    assert dict(topics.vote(Case(Summary()))) == {"sys.host-oom": [hits[0]], "launch.killed": [hits[1]]}
+
+
+def test_who_speaks_is_named_after_what_is_wrong() -> None:
+    got = explain_text("nixl frob 77: ERROR ECONNRESET\n")
+    assert [cause.id for cause in got.causes][:2] == ["net.peer-lost", "net.plugin"]
+
+
+def test_words_do_not_lift_a_cause_over_a_verdict() -> None:
+    told = Candidate("net.plugin", 0.49, "told", [Hit("told", "log", 1, "it failed")])
+    words = Candidate("net.plugin", 0.36, "words", [Hit("error-line", "log", 2, "ucx")], vague=True)
+    assert [item.strength for item in candidates._join([told, words])] == [0.49]
+
+
+def test_an_exception_about_what_is_beneath_the_program_is_not_called_unrelated() -> None:
+    raised = (
+        'Traceback (most recent call last):\n  File "/job/t.py", line 8, in <module>\n    frob()\nRuntimeError: frob: '
+    )
+    got = explain_text(f"{raised}Resource temporarily unavailable\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "sys.threads")
+    assert explain_text(f"{raised}no frob of that kind\n").verdict is Verdict.NOT_DISTRIBUTED
+    asked = explain_text(f"{raised}couldn't connect to the hub: Connection refused\n")
+    assert asked.verdict is Verdict.NOT_DISTRIBUTED  # the program's own, as it is known by its words
 
 
 def test_ray_trains_list_of_workers_gives_the_ranks() -> None:

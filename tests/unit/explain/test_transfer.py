@@ -336,6 +336,18 @@ def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
         ("ib.qp-connect", "ERROR: poll loop: bad opcode in cqe, wr_id 77"),
         ("gpu.driver", "[ 81.200311] NVRM: kceTopLevelFrob_GB200: frobbing failed, status 0x40"),
         ("gpu.driver", "amdgpu: failed to evict a queue of process 77"),
+        ("ib.gdr", "frobd: memory registration of 77 pages failed"),
+        ("launch.env-missing", "frobrun: ERROR no WORLD_SIZE for this task"),
+        # What the system calls it, where nothing says what it was about
+        ("net.master-unreachable", "frobd: ERROR hello to n7: Connection refused"),
+        ("sys.host-oom", "frobrun: error: task 3 of n7 is gone, status -9"),
+        ("sys.container", "frobd: ERROR cannot write its pid: EACCES"),
+        ("net.peer-lost", "nixl frob 77: ERROR ECONNRESET"),  # rather than who speaks
+        ("gpu.nvlink", "frobd: ERROR nvlink agent says: Connection refused"),  # its subject comes before
+        # Of words alone, and from NCCL at INFO, yet trouble
+        ("ib.qp-connect", "Failed to frob the QP 77"),
+        ("net.master-unreachable", "n1:77:78 [0] NCCL INFO frob says Connection refused"),
+        ("launch.world-size", "frobrun: 3 tasks placed, insufficient room for 5"),
     ],
 )
 def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: str) -> None:
