@@ -29,9 +29,8 @@ class Running:
     """Mean, least and most of all that was added."""
 
     def __init__(self) -> None:
-        self.samples, self._total, self._low, self._high, self.last = 0, 0.0, 0.0, 0.0, None
-
-    last: float | None
+        self.samples, self._total, self._low, self._high = 0, 0.0, 0.0, 0.0
+        self.last: float | None = None
 
     def add(self, value: float | None) -> None:
         """One more; None is none."""
@@ -121,7 +120,8 @@ class _Gpu:
     def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
         """Kind and text of what begins with this sample. Idle times count while a job runs."""
         self.now, self.samples = told, self.samples + 1
-        self.refused = {str(name): str(why) for name, why in dict(told.get("refused") or {}).items()}
+        lacking = {name: why for name, why in self.refused.items() if why != "not supported"}
+        self.refused = {**{str(name): str(why) for name, why in told["refused"].items()}, **lacking}
         use, used, total = (
             told.get(name) for name in ("utilization_percent", "memory_used_bytes", "memory_total_bytes")
         )
@@ -225,19 +225,20 @@ class HostSeries:
         self.ranks: dict[int, _Rank] = {}
         self.processes: dict[int, dict[str, Any]] = {}
         self.job: dict[str, Any] = {}
-        self.cpu, self.waiting = Running(), {}
+        self.cpu = Running()
+        self.waiting: dict[str, Running] = {}
         self.memory: dict[str, int] = {}
         self.available = Series()
         self.kernel = Rises()
         self.log: dict[str, Any] = {"outcome": "failed", "detail": "no sample"}
-        self.lines: deque[dict[str, Any]] = deque(maxlen=LINES_KEPT)
+        # Each with its number; apart, so that the flood that follows an Xid does not push it out.
+        self.xids: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
+        self.lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
         self.lines_seen = 0
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
         self._ticks: tuple[int, int] | None = None
         self.costs = Cost(), Cost()  # of the agent, and of its child that asks NVML
-
-    waiting: dict[str, Running]
 
     def event(self, now_s: float, kind: str, text: str) -> Event:
         """Note that something happened."""
@@ -248,7 +249,8 @@ class HostSeries:
 
     def take_gpus(self, step: Mapping[str, Any], now_s: float) -> list[Event]:
         """A sample of all GPUs."""
-        self.gpus_why = ""
+        if not self.gpus:
+            self.gpus_why = ""  # and where they fell silent later on, that stays
         self.costs[1].add(step)
         job_runs = not self.ranks or any(rank.ended_s is None for rank in self.ranks.values())
         return [
@@ -329,8 +331,9 @@ class HostSeries:
     def _log(self, log: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         self.log = {name: value for name, value in log.items() if name != "lines"}
         lines = log.get("lines", ())
-        self.lines.extend(lines)
-        self.lines_seen += len(lines)
+        for number, line in enumerate(lines, self.lines_seen):
+            (self.xids if "Xid" in line["text"] else self.lines).append((number, line))
+        self.lines_seen += len(lines) + log.get("left_off", 0)
         yield from (("kernel", line["text"]) for line in lines[:LINES_TOLD])
         if len(lines) > LINES_TOLD:
             yield "kernel", f"and {len(lines) - LINES_TOLD} more lines of the kernel log"
@@ -379,4 +382,5 @@ class HostSeries:
 
     def _kernel_log(self) -> dict[str, Any]:
         """The lines that were written while it was watched."""
-        return {**self.log, "lines": list(self.lines), "left_off": self.lines_seen - len(self.lines)}
+        lines = [line for _, line in sorted([*self.xids, *self.lines], key=lambda item: item[0])]
+        return {**self.log, "lines": lines, "left_off": self.lines_seen - len(lines)}

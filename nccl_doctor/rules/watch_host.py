@@ -45,8 +45,16 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
     if watch.gaps:
         unseen = sum(gap.to_s - gap.from_s for gap in watch.gaps)
         raise MissingFact("the host's silent times", f"no sample in {duration(unseen)} of {duration(watch.seconds)}")
-    if watch.samples < value("watch.samples"):
-        raise MissingFact("the host over time", f"only {watch.samples} samples: watch longer")
+    if why := too_few(watch, watch.samples):
+        raise MissingFact("the host over time", why)
+
+
+def too_few(watch: Watch, samples: int) -> str:
+    """Why so many samples do not tell what happened in the time that was watched; empty where they do."""
+    if samples < value("watch.samples"):
+        return f"only {samples} sample{'' if samples == 1 else 's'}: watch longer"
+    due = watch.seconds / watch.every_s
+    return "" if samples >= value("watch.samples.share") * due else f"{samples} of {due:.0f} samples came"
 
 
 class _Trend:
@@ -289,6 +297,8 @@ def _series(watches: dict[str, Watch], rank: Rank) -> RankSeries | None:
 
 @host_rule(WATCH)
 def kernel_log_read(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The kernel log could be read while the host was watched (its Xids, kills and links are other rules' business)."""
-    host.need(KernelLogFact)
+    """All of the kernel log could be read while the host was watched (what it says is other rules' business)."""
+    log = host.need(KernelLogFact)
+    if log.left_off:
+        raise MissingFact("kernel log over time", f"{log.left_off} of its lines were too many to keep")
     yield from ()
