@@ -168,9 +168,8 @@ class _Watch:
                 if self.over.is_set():
                     return
                 with self.lock:
-                    if not series.gpus_why and session.alive:
-                        self.tell(series.event(self.now_s, "gpus", why))
-                    series.gpus_why = why
+                    if series.lose_gpus(why) and session.alive:
+                        self.tell(series.event(self.now_s, "gpus", f"no more samples of GPUs: {why}"))
                     told = self.gpus[name]
                 if told.outcome is Outcome.OK and told.data["nvml"]["outcome"] == "not-run":
                     return  # the host has none

@@ -107,7 +107,8 @@ class _Gpu:
     def __init__(self, index: int) -> None:
         self.index = index
         self.samples = self.busy = self.throttle_known = 0
-        self.now: Mapping[str, Any] = {}
+        self.now: Mapping[str, Any] = {}  # the last sample; empty once no more come
+        self.limits: dict[str, Any] = {}
         self.levels = {
             name: Running()
             for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz", "memory_share")
@@ -120,6 +121,7 @@ class _Gpu:
     def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
         """Kind and text of what begins with this sample. Idle times count while a job runs."""
         self.now, self.samples = told, self.samples + 1
+        self.limits.update({name: told[name] for name in ("power_limit_w", "memory_total_bytes") if name in told})
         lacking = {name: why for name, why in self.refused.items() if why != "not supported"}
         self.refused = {**{str(name): str(why) for name, why in told["refused"].items()}, **lacking}
         use, used, total = (
@@ -150,7 +152,7 @@ class _Gpu:
         """All of it, folded."""
         return GpuSeries(
             self.index, self.samples, self.busy, **{name: level.level() for name, level in self.levels.items()},
-            power_limit_w=self.now.get("power_limit_w"), memory_total_bytes=self.now.get("memory_total_bytes"),
+            power_limit_w=self.limits.get("power_limit_w"), memory_total_bytes=self.limits.get("memory_total_bytes"),
             throttled=self.throttled, throttle_known=self.throttle_known, rises=self.rises.sums, refused=self.refused,
         )  # fmt: skip
 
@@ -258,6 +260,14 @@ class HostSeries:
             for told in step["samples"]
             for begun in self.gpus.setdefault(told["index"], _Gpu(told["index"])).take(told, now_s, job_runs)
         ]
+
+    def lose_gpus(self, why: str) -> bool:
+        """No sample of GPUs comes any more. Whether some did until now."""
+        began = any(gpu.now for gpu in self.gpus.values())
+        self.gpus_why = why
+        for gpu in self.gpus.values():
+            gpu.now = {}
+        return began
 
     def take(self, sample: Mapping[str, Any], now_s: float) -> list[Event]:
         """A sample of the rest of the host. One that is nonsense raises, and was none."""

@@ -64,6 +64,8 @@ def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
         for number, (index, told) in enumerate(chosen or [(-1, {})]):
             used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
             why = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
+            if index >= 0 and not told:
+                why = "GPUs SILENT"
             cells = (
                 visible(host.name),
                 str(index) if index >= 0 else "-",
@@ -220,11 +222,13 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
     silent = sum(bool(host.silent) for host in hosts)
     answering = [host for host in hosts if not host.silent]
-    gpus = [gpu.now for host in answering for gpu in host.gpus.values()]
+    gpus = [gpu.now for host in answering for gpu in host.gpus.values() if gpu.now]
     taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
-    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
+    words = [
+        f"{len(hosts) - silent} of {len(hosts)} host{'s' if len(hosts) > 1 else ''} answer, {min(taken, default=0)} samples of each"
+    ]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:

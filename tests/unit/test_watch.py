@@ -485,7 +485,11 @@ def test_nvml_that_stops_answering_leaves_the_gpus_unknown() -> None:
 
 def test_what_was_seen_before_nvml_stopped_is_judged_and_its_silence_stays_unknown_once_it_is_back() -> None:
     series, now_s = watched.series("gpu01", range(4), 4, 20, None, HOT, 4)
-    series.gpus_why = "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer"
+    assert series.lose_gpus("NVML call nvmlDeviceGetTemperature of GPU 3 did not answer")
+    assert not series.lose_gpus("NVML call nvmlInit did not answer")
+    assert live_rows([series], verbose=False)[0].cells[2::9] == ("-", "GPUs SILENT") and "GPUs at" not in summary(
+        [series]
+    )
     step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
     series.take_gpus(step, now_s)
     host = watched.bundle(hosts=1).hosts[0]
@@ -689,7 +693,7 @@ def test_a_saved_watch_is_judged_again(tmp_path: Path) -> None:
         ("--for soon", "'soon' is no time from 1 s to 30 d"),
         ("--for 99d", "is no time"),
         ("--every 0.1", "--every"),
-        ("--every nan", "nan is no number of seconds"),
+        ("--every nan --for 1", "nan is no number of seconds"),
         ("--save /nowhere/x", "there is no directory"),
         ("--from x.ndb --every 3", "--every would change nothing"),
         ("--from x.ndb --for 9", "--for would change nothing"),
