@@ -226,9 +226,7 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
-    words = [
-        f"{len(hosts) - silent} of {len(hosts)} host{'s' if len(hosts) > 1 else ''} answer, {min(taken, default=0)} samples of each"
-    ]
+    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:

@@ -262,8 +262,10 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
         if fact.refused.count and not any(host in job.hosts for job in jobs):
             why = f"not permitted: {fact.refused.count} Python processes of others may not be read (log in as the job's user)"
             fleet.lack("ranks of others", why, host)
-    if not jobs:
+    if not jobs and any(gpu.busy for watch in watches.values() for gpu in watch.gpus):
         raise SkipRule("no rank of a job was seen")
+    if not jobs:
+        fleet.lack("a job at work", "no rank and no busy GPU was seen: is the job running?", *watches)
     for job in jobs:
         seen = {number: series for number, rank in job.ranks.items() if (series := _series(watches, rank))}
         last_s = max((series.last_s for series in seen.values()), default=0.0)

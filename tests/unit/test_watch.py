@@ -363,6 +363,16 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
+def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
+    def nobody(now_s: float, sample: dict[str, Any]) -> None:
+        sample.update(processes=[], ranks={})
+
+    hosts = ("gpu01", "gpu02")
+    answer = told(watched.bundle(dict.fromkeys(hosts, nobody), gpus=0))
+    assert answer.report.verdict == "incomplete" and gaps(answer) == {("a job at work", hosts)}
+    assert clean(told(watched.bundle(dict.fromkeys(hosts, nobody))))
+
+
 def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
     def refuse(now_s: float, sample: dict[str, Any]) -> None:
         sample.update(processes=[], ranks={}, refused={"count": 4, "pids": [1]})
