@@ -16,6 +16,7 @@ FULL_SHARE = 0.9  # of an interface's rate: headers and pauses take the rest
 THROTTLES = 0x20 | 0x40 | 0x80 | 0x08  # a power cap is normal under load
 AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
+DRIFT = 1e-4  # of two machines' clocks, at most
 EVENTS = 500
 LINES_TOLD = 5  # of the kernel log, at once: a flood has no more to say
 LINES_KEPT = 500
@@ -240,6 +241,7 @@ class HostSeries:
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
         self._ticks: tuple[int, int] | None = None
+        self._clock: tuple[float, float] | None = None  # the host's, and how far it is behind the watch's
         self.costs = Cost(), Cost()  # of the agent, and of its child that asks NVML
 
     def event(self, now_s: float, kind: str, text: str) -> Event:
@@ -279,8 +281,17 @@ class HostSeries:
         self.silent, self.seen_s, self.samples = "", now_s, self.samples + 1
         return [self.event(now_s, *what) for what in happened]
 
+    def _watch_time(self, at_s: float, now_s: float) -> float:
+        """When a sample was taken: what a broken line held back comes all at once, and was taken long before."""
+        behind_s = now_s - at_s
+        if self._clock and at_s >= self._clock[0]:  # else it was booted anew
+            behind_s = min(behind_s, self._clock[1] + DRIFT * (at_s - self._clock[0]))
+        self._clock = at_s, behind_s
+        return at_s + behind_s
+
     def _taken(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
         at_s = float(sample["at_s"])
+        now_s = self._watch_time(at_s, now_s)
         yield from self._host(sample, now_s)
         for name, nic in sample["interfaces"].items():
             rate = nic["speed_mbps"] * 1e6 / 8 if nic["speed_mbps"] else None
