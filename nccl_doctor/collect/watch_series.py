@@ -324,7 +324,7 @@ class HostSeries:
         for name, value in sample["kernel"].items():
             rise = self.kernel.add(name, value)
             if rise and name == "oom_kill":
-                yield "killed", f"the kernel killed {rise} processes for want of memory"
+                yield "killed", f"the kernel killed {rise} process{'' if rise == 1 else 'es'} for want of memory"
         self.costs[0].add(sample)
 
     def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:

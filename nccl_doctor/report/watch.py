@@ -232,7 +232,7 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     if heat:
         words.append(f"hottest {max(heat):.0f} C, {sum(bool(_reasons(gpu)) for gpu in gpus)} throttled")
     alive = sum(rank.ended_s is None for host in hosts for rank in host.ranks.values())
-    return ", ".join([*words, f"{alive} ranks"])
+    return ", ".join([*words, f"{alive} rank{'' if alive == 1 else 's'}"])
 
 
 def render(answer: Answer, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:

@@ -251,7 +251,8 @@ def _outliers(
 ) -> Iterator[tuple[Gpu, list[Gpu], float]]:
     """A GPU, its peers at the same load, and their median: where ``stands_out(series, median, median power)`` says so."""
     for group in _alike(fleet):
-        told = [gpu for gpu in group if of(gpu.series) and gpu.series.utilization_percent]
+        # Who does not tell its power may work harder than the others.
+        told = [gpu for gpu in group if of(gpu.series) and gpu.series.utilization_percent and gpu.series.power_w]
         usual = median(_use(gpu) for gpu in told) if told else 0.0
         told = [gpu for gpu in told if abs(_use(gpu) - usual) <= _SAME_LOAD / 2]
         if len(told) < PEERS:

@@ -162,7 +162,8 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "sys.host-oom.killed-now",
             Severity.FAIL,
-            f"the kernel killed {watch.killed} processes for want of memory in {duration(watch.seconds)}",
+            f"the kernel killed {watch.killed} process{'' if watch.killed == 1 else 'es'} for want of memory in "
+            f"{duration(watch.seconds)}",
             [
                 *(Evidence(line.text, log.source if log else "", host=host.name) for line in killed[-_QUOTED:]),
                 Evidence(f"oom_kill +{watch.killed}{where}", "/proc/vmstat", host=host.name),

@@ -142,6 +142,7 @@ def test_hotter_than_its_peers_and_slower_than_they_are() -> None:
         one_gpu(1, temperature_c=84, power_w=690.0),  # it works harder
         one_gpu(1, clock_sm_mhz=1500, power_w=690.0),
         one_gpu(1, temperature_c=70),
+        one_gpu(1, temperature_c=84, power_w=None, refused={"power_w": "not supported"}),  # or may do so
     ],
 )
 def test_who_works_harder_may_be_hotter_and_slower(change: Change) -> None:
