@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +67,8 @@ def watch(
 
     Without hosts, this machine is watched. Reads only, over one open connection to each host; the table goes to stderr.
     """
+    if math.isnan(every):
+        raise typer.BadParameter("nan is no number of seconds", param_hint="'--every'")
     rows = _hosts.load_thresholds(thresholds)
     if save is not None:
         _hosts.check_writable(save, "--save")

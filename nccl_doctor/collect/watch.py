@@ -34,9 +34,10 @@ from nccl_doctor.transport.session import Session
 LONGEST_S = 30 * 86400.0
 SILENT_SAMPLES = 3  # so many in a row are missing, and
 SILENT_S = 10.0  # for so long: a busy host may be late
+STOOD_STILL_S = 5.0  # of the controller itself (SIGSTOP, a laptop's lid): no host's silence
 RECONNECT_S = (2.0, 5.0, 15.0)  # pauses before the attempts; the last one again and again
 GPUS_AGAIN_S = 60.0  # after NVML has not answered
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)  # what nonsense in a sample raises
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what nonsense in a sample raises
 END_S = 3.0  # for threads to see that it is over
 
 
@@ -167,9 +168,8 @@ class _Watch:
                 if self.over.is_set():
                     return
                 with self.lock:
-                    if not series.gpus_why and session.alive:
-                        self.tell(series.event(self.now_s, "gpus", why))
-                    series.gpus_why = why
+                    if series.lose_gpus(why) and session.alive:
+                        self.tell(series.event(self.now_s, "gpus", f"no more samples of GPUs: {why}"))
                     told = self.gpus[name]
                 if told.outcome is Outcome.OK and told.data["nvml"]["outcome"] == "not-run":
                     return  # the host has none
@@ -195,17 +195,22 @@ class _Watch:
         """Until the end: tell who has fallen silent, and let it be shown. The time runs from when all hosts are decided."""
         limit_s = max(SILENT_S, SILENT_SAMPLES * self.options.every_s)
         end_s = LONGEST_S
+        looked_s = heard_s = self.now_s
         while not self.over.wait(max(0.0, min(1.0, end_s - self.now_s))) and self.now_s < end_s:
             if self.decided.is_set() and end_s == LONGEST_S:
                 end_s = LONGEST_S if self.options.for_s is None else self.now_s + self.options.for_s
                 if not any(isinstance(found, Session) for found in self.reached.values()):
                     return
             with self.lock:
+                now_s = self.now_s
+                if now_s - looked_s > STOOD_STILL_S:
+                    heard_s = now_s  # what came meanwhile is read only now
+                looked_s = now_s
                 for series in self.series.values():
                     seen_s = series.began_s if series.seen_s is None else series.seen_s
-                    if seen_s is not None and self.now_s - seen_s > limit_s:
-                        self.tell(series.fall_silent(self.now_s, f"no sample for {limit_s:.0f} s"))
-                self.listener.tick(self.now_s, list(self.series.values()))
+                    if seen_s is not None and now_s - max(seen_s, heard_s) > limit_s:
+                        self.tell(series.fall_silent(now_s, f"no sample for {limit_s:.0f} s"))
+                self.listener.tick(now_s, list(self.series.values()))
 
     def end(self) -> None:
         """Hang up on all hosts: their agents end what they started."""

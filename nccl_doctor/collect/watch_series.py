@@ -16,6 +16,7 @@ FULL_SHARE = 0.9  # of an interface's rate: headers and pauses take the rest
 THROTTLES = 0x20 | 0x40 | 0x80 | 0x08  # a power cap is normal under load
 AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
+DRIFT = 1e-4  # of two machines' clocks, at most
 EVENTS = 500
 LINES_TOLD = 5  # of the kernel log, at once: a flood has no more to say
 LINES_KEPT = 500
@@ -29,9 +30,8 @@ class Running:
     """Mean, least and most of all that was added."""
 
     def __init__(self) -> None:
-        self.samples, self._total, self._low, self._high, self.last = 0, 0.0, 0.0, 0.0, None
-
-    last: float | None
+        self.samples, self._total, self._low, self._high = 0, 0.0, 0.0, 0.0
+        self.last: float | None = None
 
     def add(self, value: float | None) -> None:
         """One more; None is none."""
@@ -108,7 +108,8 @@ class _Gpu:
     def __init__(self, index: int) -> None:
         self.index = index
         self.samples = self.busy = self.throttle_known = 0
-        self.now: Mapping[str, Any] = {}
+        self.now: Mapping[str, Any] = {}  # the last sample; empty once no more come
+        self.limits: dict[str, Any] = {}
         self.levels = {
             name: Running()
             for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz", "memory_share")
@@ -121,7 +122,9 @@ class _Gpu:
     def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
         """Kind and text of what begins with this sample. Idle times count while a job runs."""
         self.now, self.samples = told, self.samples + 1
-        self.refused = {str(name): str(why) for name, why in dict(told.get("refused") or {}).items()}
+        self.limits.update({name: told[name] for name in ("power_limit_w", "memory_total_bytes") if name in told})
+        lacking = {name: why for name, why in self.refused.items() if why != "not supported"}
+        self.refused = {**{str(name): str(why) for name, why in told["refused"].items()}, **lacking}
         use, used, total = (
             told.get(name) for name in ("utilization_percent", "memory_used_bytes", "memory_total_bytes")
         )
@@ -150,7 +153,7 @@ class _Gpu:
         """All of it, folded."""
         return GpuSeries(
             self.index, self.samples, self.busy, **{name: level.level() for name, level in self.levels.items()},
-            power_limit_w=self.now.get("power_limit_w"), memory_total_bytes=self.now.get("memory_total_bytes"),
+            power_limit_w=self.limits.get("power_limit_w"), memory_total_bytes=self.limits.get("memory_total_bytes"),
             throttled=self.throttled, throttle_known=self.throttle_known, rises=self.rises.sums, refused=self.refused,
         )  # fmt: skip
 
@@ -225,19 +228,21 @@ class HostSeries:
         self.ranks: dict[int, _Rank] = {}
         self.processes: dict[int, dict[str, Any]] = {}
         self.job: dict[str, Any] = {}
-        self.cpu, self.waiting = Running(), {}
+        self.cpu = Running()
+        self.waiting: dict[str, Running] = {}
         self.memory: dict[str, int] = {}
         self.available = Series()
         self.kernel = Rises()
         self.log: dict[str, Any] = {"outcome": "failed", "detail": "no sample"}
-        self.lines: deque[dict[str, Any]] = deque(maxlen=LINES_KEPT)
+        # Each with its number; apart, so that the flood that follows an Xid does not push it out.
+        self.xids: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
+        self.lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
         self.lines_seen = 0
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
         self._ticks: tuple[int, int] | None = None
+        self._clock: tuple[float, float] | None = None  # the host's, and how far it is behind the watch's
         self.costs = Cost(), Cost()  # of the agent, and of its child that asks NVML
-
-    waiting: dict[str, Running]
 
     def event(self, now_s: float, kind: str, text: str) -> Event:
         """Note that something happened."""
@@ -248,7 +253,8 @@ class HostSeries:
 
     def take_gpus(self, step: Mapping[str, Any], now_s: float) -> list[Event]:
         """A sample of all GPUs."""
-        self.gpus_why = ""
+        if not self.gpus:
+            self.gpus_why = ""  # and where they fell silent later on, that stays
         self.costs[1].add(step)
         job_runs = not self.ranks or any(rank.ended_s is None for rank in self.ranks.values())
         return [
@@ -256,6 +262,14 @@ class HostSeries:
             for told in step["samples"]
             for begun in self.gpus.setdefault(told["index"], _Gpu(told["index"])).take(told, now_s, job_runs)
         ]
+
+    def lose_gpus(self, why: str) -> bool:
+        """No sample of GPUs comes any more. Whether some did until now."""
+        began = any(gpu.now for gpu in self.gpus.values())
+        self.gpus_why = why
+        for gpu in self.gpus.values():
+            gpu.now = {}
+        return began
 
     def take(self, sample: Mapping[str, Any], now_s: float) -> list[Event]:
         """A sample of the rest of the host. One that is nonsense raises, and was none."""
@@ -267,8 +281,17 @@ class HostSeries:
         self.silent, self.seen_s, self.samples = "", now_s, self.samples + 1
         return [self.event(now_s, *what) for what in happened]
 
+    def _watch_time(self, at_s: float, now_s: float) -> float:
+        """When a sample was taken: what a broken line held back comes all at once, and was taken long before."""
+        behind_s = now_s - at_s
+        if self._clock and at_s >= self._clock[0]:  # else it was booted anew
+            behind_s = min(behind_s, self._clock[1] + DRIFT * (at_s - self._clock[0]))
+        self._clock = at_s, behind_s
+        return at_s + behind_s
+
     def _taken(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
         at_s = float(sample["at_s"])
+        now_s = self._watch_time(at_s, now_s)
         yield from self._host(sample, now_s)
         for name, nic in sample["interfaces"].items():
             rate = nic["speed_mbps"] * 1e6 / 8 if nic["speed_mbps"] else None
@@ -301,7 +324,7 @@ class HostSeries:
         for name, value in sample["kernel"].items():
             rise = self.kernel.add(name, value)
             if rise and name == "oom_kill":
-                yield "killed", f"the kernel killed {rise} processes for want of memory"
+                yield "killed", f"the kernel killed {rise} process{'' if rise == 1 else 'es'} for want of memory"
         self.costs[0].add(sample)
 
     def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
@@ -329,8 +352,9 @@ class HostSeries:
     def _log(self, log: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         self.log = {name: value for name, value in log.items() if name != "lines"}
         lines = log.get("lines", ())
-        self.lines.extend(lines)
-        self.lines_seen += len(lines)
+        for number, line in enumerate(lines, self.lines_seen):
+            (self.xids if "Xid" in line["text"] else self.lines).append((number, line))
+        self.lines_seen += len(lines) + log.get("left_off", 0)
         yield from (("kernel", line["text"]) for line in lines[:LINES_TOLD])
         if len(lines) > LINES_TOLD:
             yield "kernel", f"and {len(lines) - LINES_TOLD} more lines of the kernel log"
@@ -379,4 +403,5 @@ class HostSeries:
 
     def _kernel_log(self) -> dict[str, Any]:
         """The lines that were written while it was watched."""
-        return {**self.log, "lines": list(self.lines), "left_off": self.lines_seen - len(self.lines)}
+        lines = [line for _, line in sorted([*self.xids, *self.lines], key=lambda item: item[0])]
+        return {**self.log, "lines": lines, "left_off": self.lines_seen - len(lines)}

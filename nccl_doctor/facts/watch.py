@@ -24,7 +24,7 @@ class GpuSeries(msgspec.Struct, frozen=True):
     """One GPU. ``busy`` of its ``samples`` found it at work (utilisation of at least half); power, clock and temperature
     are of those, and so is ``throttled``: bit of NVML's clocks event reasons -> samples that had it.
 
-    ``rises``: by how much an error counter rose. ``refused``: what it did not tell at last, and why (``not supported``).
+    ``rises``: by how much an error counter rose. ``refused``: what it did not tell in some sample, and why (``not supported``).
     """
 
     index: Count

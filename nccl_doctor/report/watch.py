@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -21,6 +21,7 @@ from nccl_doctor.rules.watch import Answer
 SUMMARY_SAMPLES = 12  # from one summary line to the next, where there is no terminal
 EVENTS_SHOWN = 8
 _COLUMNS = ("host", "GPU", "use%", "C", "W", "MHz", "mem%", "CPU%", "freeGiB", "Gb/s", "ranks", "")
+_TOLD = ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz")
 _REMARK = 12  # columns that a name leaves to the remark
 _SHORT = ((0x40, "HOT"), (0x20, "HOT (driver)"), (0x80, "POWER BRAKE"), (0x08, "SLOWED"))
 _SEVERE = {"killed": "bold red", "rank-ended": "bold red", "silent": "bold red", "throttle": "yellow", "link": "yellow"}
@@ -41,41 +42,52 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}"
 
 
+def _row(
+    name: str,
+    gpu: int | None,
+    told: Sequence[float | None],
+    memory: float | None,
+    own: Sequence[str],
+    remark: str,
+    trouble: int,
+) -> Row:
+    """``told``: utilisation, temperature, power and clock of this GPU; ``own``: the host's own cells, in its first line."""
+    index = "-" if gpu is None else str(gpu)
+    cells = (visible(name), index, *map(_number, told), _share(memory), *(own or [""] * 4), remark)
+    return Row(cells, trouble)
+
+
 def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
     """The hosts as they are now, one line each with its worst GPU: a throttled one, else the hottest. ``verbose``: a line a GPU."""
     rows: list[Row] = []
     for host in hosts:
-        gpus = [(index, gpu.now) for index, gpu in sorted(host.gpus.items())]
-        gpus.sort(key=lambda item: (-_reasons(item[1]).bit_count(), -(item[1].get("temperature_c") or 0)))
-        chosen = sorted(gpus, key=lambda item: item[0]) if verbose else gpus[:1]
+        if host.silent or host.seen_s is None:
+            since = "" if host.seen_s is None else f" since {host.seen_s:.0f} s"
+            remark = f"SILENT{since}" if host.silent else "..."
+            rows.append(Row((visible(host.name), *["-"] * 10, remark), 2 if host.silent else 0))
+            continue
+        gpus: list[tuple[int | None, Mapping[str, Any]]] = [
+            (index, gpu.now) for index, gpu in sorted(host.gpus.items())
+        ]
+        if not verbose:
+            gpus = sorted(
+                gpus, key=lambda item: (-_reasons(item[1]).bit_count(), -(item[1].get("temperature_c") or 0))
+            )[:1]
         alive = sum(rank.ended_s is None for rank in host.ranks.values())
         own = _host_cells(
             host.cpu.last, host.memory.get("MemAvailable"),
-            [(nic.received.last, nic.sent.last) for nic in host.nics.values()],
-            f"{alive}" if len(host.ranks) == alive else f"{alive} of {len(host.ranks)}",
+            [(nic.received.last, nic.sent.last) for nic in host.nics.values()], alive, len(host.ranks),
         )  # fmt: skip
-        if host.silent:
-            since = "" if host.seen_s is None else f" since {host.seen_s:.0f} s"
-            rows.append(Row((visible(host.name), *["-"] * 10, f"SILENT{since}"), 2))
-            continue
-        if host.seen_s is None:
-            rows.append(Row((visible(host.name), *["-"] * 10, "...")))
-            continue
-        for number, (index, told) in enumerate(chosen or [(-1, {})]):
+        for index, told in gpus or [(None, {})]:
             used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
-            why = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
-            cells = (
-                visible(host.name),
-                str(index) if index >= 0 else "-",
-                *(
-                    _number(told.get(name))
-                    for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz")
-                ),
-                _share(used / total) if used is not None and total else "-",
-                *(own if number == 0 else [""] * len(own)),
-                why,
+            memory = used / total if used is not None and total else None
+            remark = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
+            if index is not None and not told:
+                remark = "GPUs SILENT"
+            rows.append(
+                _row(host.name, index, [told.get(name) for name in _TOLD], memory, own, remark, int(bool(remark)))
             )
-            rows.append(Row(cells, 1 if why else 0))
+            own = []
     return rows
 
 
@@ -85,54 +97,53 @@ def _reasons(told: Mapping[str, object]) -> int:
 
 
 def _host_cells(
-    cpu: float | None, free: float | None, nics: Iterable[tuple[float | None, float | None]], ranks: str
+    cpu: float | None, free: float | None, nics: Iterable[tuple[float | None, float | None]], alive: int, ranks: int
 ) -> list[str]:
     """CPU, free memory, what the busiest interface moves in its busier direction, ranks."""
     rates = [rate for pair in nics for rate in pair if rate is not None]
     net = _number(8 * max(rates) / 1e9, 2) if rates else "-"
-    return [_number(cpu), _number(None if free is None else free / (1 << 30), 1), net, ranks]
+    free_gib = _number(None if free is None else free / (1 << 30), 1)
+    return [_number(cpu), free_gib, net, f"{alive}" if ranks == alive else f"{alive} of {ranks}"]
 
 
 def _mean(level: Level | None) -> float | None:
     return level.mean if level else None
 
 
+def _high(level: Level | None) -> float | None:
+    return level.high if level else None
+
+
 def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
     """The hosts over the whole watch: means, but the highest temperature, the fullest GPU and the least free memory."""
     rows = []
     for name, watch in hosts.items():
-        gpus = sorted(
-            watch.gpus, key=lambda gpu: (-_throttled(gpu), -(gpu.temperature_c.high if gpu.temperature_c else 0))
-        )
-        chosen = sorted(watch.gpus, key=lambda gpu: gpu.index) if verbose else gpus[:1]
-        alive = sum(rank.ended_s is None for rank in watch.ranks)
-        free = min((amount for _, amount in watch.memory_available_bytes), default=None)
+        gpus = sorted(watch.gpus, key=lambda gpu: gpu.index)
+        if not verbose:
+            gpus = sorted(gpus, key=lambda gpu: (-_throttled(gpu), -(_high(gpu.temperature_c) or 0)))[:1]
         own = _host_cells(
-            _mean(watch.cpu_percent), free,
+            _mean(watch.cpu_percent), min((amount for _, amount in watch.memory_available_bytes), default=None),
             [(_mean(nic.received_bytes_per_s), _mean(nic.sent_bytes_per_s)) for nic in watch.nics],
-            f"{alive}" if len(watch.ranks) == alive else f"{alive} of {len(watch.ranks)}",
+            sum(rank.ended_s is None for rank in watch.ranks), len(watch.ranks),
         )  # fmt: skip
         silent = f"silent {duration(sum(gap.to_s - gap.from_s for gap in watch.gaps))}" if watch.gaps else ""
-        for number, gpu in enumerate(chosen or [None]):
-            share = _throttled(gpu) if gpu else 0.0
-            note = [silent if number == 0 else "", f"throttled {share:.0%}" if share else ""]
-            cells = (
-                visible(name),
-                "-" if gpu is None else str(gpu.index),
-                *(
-                    _number(own_value)
-                    for own_value in (
-                        _mean(gpu.utilization_percent) if gpu else None,
-                        gpu.temperature_c.high if gpu and gpu.temperature_c else None,
-                        _mean(gpu.power_w) if gpu else None,
-                        _mean(gpu.clock_sm_mhz) if gpu else None,
-                    )
-                ),
-                _share(gpu.memory_share.high if gpu and gpu.memory_share else None),
-                *(own if number == 0 else [""] * len(own)),
-                "; ".join(word for word in note if word),
+        if not gpus:
+            rows.append(_row(name, None, [None] * 4, None, own, silent, 2 if silent else 0))
+        for gpu in gpus:
+            share = _throttled(gpu)
+            remark = "; ".join(
+                word for word in (silent if own else "", f"throttled {share:.0%}" if share else "") if word
             )
-            rows.append(Row(cells, 2 if silent else 1 if share else 0))
+            told = [
+                _mean(gpu.utilization_percent),
+                _high(gpu.temperature_c),
+                _mean(gpu.power_w),
+                _mean(gpu.clock_sm_mhz),
+            ]
+            rows.append(
+                _row(name, gpu.index, told, _high(gpu.memory_share), own, remark, 2 if silent else int(bool(share)))
+            )
+            own = []
     return rows
 
 
@@ -220,7 +231,7 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
     silent = sum(bool(host.silent) for host in hosts)
     answering = [host for host in hosts if not host.silent]
-    gpus = [gpu.now for host in answering for gpu in host.gpus.values()]
+    gpus = [gpu.now for host in answering for gpu in host.gpus.values() if gpu.now]
     taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
@@ -230,7 +241,7 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     if heat:
         words.append(f"hottest {max(heat):.0f} C, {sum(bool(_reasons(gpu)) for gpu in gpus)} throttled")
     alive = sum(rank.ended_s is None for host in hosts for rank in host.ranks.values())
-    return ", ".join([*words, f"{alive} ranks"])
+    return ", ".join([*words, f"{alive} rank{'' if alive == 1 else 's'}"])
 
 
 def render(answer: Answer, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:

@@ -17,6 +17,7 @@ from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS, need_fields
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
+from nccl_doctor.rules.watch_host import too_few
 
 _LINK_COUNTERS = ("nvlink_recoveries", "nvlink_replays")
 PEERS = 4  # fewer tell no outlier
@@ -62,19 +63,36 @@ class Gpu(NamedTuple):
 
 
 def sampled(host: Host) -> list[Gpu]:
-    """The GPUs of a host; empty where it has none, ``MissingFact`` where too little was seen of them."""
+    """The GPUs of a host that were seen often enough to judge them; ``MissingFact`` where none was, empty without GPUs.
+
+    What is lacking of the others, and of times in between, is unknown by ``gpus_seen``.
+    """
     watch, fact = host.need(Watch), host.need(GpuFact)
     if not fact.has_hardware:
         return []
-    if watch.gpus_why or not watch.gpus:
-        raise MissingFact("GPUs over time", watch.gpus_why or "no sample")
     known = {device.index: device for device in fact.gpus}
-    if lost := sorted(known.keys() - {gpu.index for gpu in watch.gpus}):
-        raise MissingFact("GPUs over time", f"no sample of GPU {', '.join(map(str, lost))}")
-    least = value("watch.samples")
-    if few := [gpu for gpu in watch.gpus if gpu.samples < least]:
-        raise MissingFact("GPUs over time", f"only {few[0].samples} samples, fewer than {least:.0f}: watch longer")
-    return [Gpu(host, gpu, known.get(gpu.index)) for gpu in watch.gpus]
+    gpus = [Gpu(host, gpu, known.get(gpu.index)) for gpu in watch.gpus if gpu.samples >= value("watch.samples")]
+    if not gpus:
+        raise MissingFact("GPUs over time", watch.gpus_why or "too few samples: watch longer")
+    return gpus
+
+
+@host_rule(WATCH)
+def gpus_seen(host: Host, plan: Plan) -> Iterator[Finding]:
+    """Every GPU was sampled all the time (what the samples say is other rules' business)."""
+    watch, fact = host.need(Watch), host.need(GpuFact)
+    if not fact.has_hardware:
+        raise SkipRule(NO_GPU)
+    samples = {
+        **dict.fromkeys((device.index for device in fact.gpus), 0),
+        **{gpu.index: gpu.samples for gpu in watch.gpus},
+    }
+    if watch.gpus_why or not samples:
+        raise MissingFact("GPUs over time", watch.gpus_why or "no sample")
+    for index, count in sorted(samples.items()):
+        if why := too_few(watch, count):
+            raise MissingFact("GPUs over time", f"GPU {index}: {why}")
+    yield from ()
 
 
 def _with_gpus(host: Host) -> list[Gpu]:
@@ -85,12 +103,13 @@ def _with_gpus(host: Host) -> list[Gpu]:
 
 
 def _need_told(gpus: Sequence[Gpu], what: str, *fields: str) -> None:
-    """``MissingFact`` where a GPU did not tell one of these levels or counters, although its driver knows them."""
+    """``MissingFact`` where a GPU did not always tell one of these levels or counters, although its driver knows them."""
     for gpu in gpus:
         for field in fields:
             told = getattr(gpu.series, field) if hasattr(gpu.series, field) else gpu.series.rises.get(field)
-            if told is None and gpu.series.refused.get(field) != "not supported":
-                raise MissingFact(what, gpu.series.refused.get(field) or "not told")
+            why = gpu.series.refused.get(field) or ("not told" if told is None else "")
+            if why and why != "not supported":
+                raise MissingFact(what, f"GPU {gpu.series.index}: {why}")
 
 
 def _need_reasons(gpus: Sequence[Gpu]) -> None:
@@ -232,7 +251,8 @@ def _outliers(
 ) -> Iterator[tuple[Gpu, list[Gpu], float]]:
     """A GPU, its peers at the same load, and their median: where ``stands_out(series, median, median power)`` says so."""
     for group in _alike(fleet):
-        told = [gpu for gpu in group if of(gpu.series) and gpu.series.utilization_percent]
+        # Who does not tell its power may work harder than the others.
+        told = [gpu for gpu in group if of(gpu.series) and gpu.series.utilization_percent and gpu.series.power_w]
         usual = median(_use(gpu) for gpu in told) if told else 0.0
         told = [gpu for gpu in told if abs(_use(gpu) - usual) <= _SAME_LOAD / 2]
         if len(told) < PEERS:

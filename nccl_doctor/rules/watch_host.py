@@ -45,8 +45,16 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
     if watch.gaps:
         unseen = sum(gap.to_s - gap.from_s for gap in watch.gaps)
         raise MissingFact("the host's silent times", f"no sample in {duration(unseen)} of {duration(watch.seconds)}")
-    if watch.samples < value("watch.samples"):
-        raise MissingFact("the host over time", f"only {watch.samples} samples: watch longer")
+    if why := too_few(watch, watch.samples):
+        raise MissingFact("the host over time", why)
+
+
+def too_few(watch: Watch, samples: int) -> str:
+    """Why so many samples do not tell what happened in the time that was watched; empty where they do."""
+    if samples < value("watch.samples"):
+        return f"only {samples} sample{'' if samples == 1 else 's'}: watch longer"
+    due = watch.seconds / watch.every_s
+    return "" if samples >= value("watch.samples.share") * due else f"{samples} of {due:.0f} samples came"
 
 
 class _Trend:
@@ -154,7 +162,8 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "sys.host-oom.killed-now",
             Severity.FAIL,
-            f"the kernel killed {watch.killed} processes for want of memory in {duration(watch.seconds)}",
+            f"the kernel killed {watch.killed} process{'' if watch.killed == 1 else 'es'} for want of memory in "
+            f"{duration(watch.seconds)}",
             [
                 *(Evidence(line.text, log.source if log else "", host=host.name) for line in killed[-_QUOTED:]),
                 Evidence(f"oom_kill +{watch.killed}{where}", "/proc/vmstat", host=host.name),
@@ -254,8 +263,10 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
         if fact.refused.count and not any(host in job.hosts for job in jobs):
             why = f"not permitted: {fact.refused.count} Python processes of others may not be read (log in as the job's user)"
             fleet.lack("ranks of others", why, host)
-    if not jobs:
+    if not jobs and any(gpu.busy for watch in watches.values() for gpu in watch.gpus):
         raise SkipRule("no rank of a job was seen")
+    if not jobs:
+        fleet.lack("a job at work", "no rank and no busy GPU was seen: is the job running?", *watches)
     for job in jobs:
         seen = {number: series for number, rank in job.ranks.items() if (series := _series(watches, rank))}
         last_s = max((series.last_s for series in seen.values()), default=0.0)
@@ -289,6 +300,8 @@ def _series(watches: dict[str, Watch], rank: Rank) -> RankSeries | None:
 
 @host_rule(WATCH)
 def kernel_log_read(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The kernel log could be read while the host was watched (its Xids, kills and links are other rules' business)."""
-    host.need(KernelLogFact)
+    """All of the kernel log could be read while the host was watched (what it says is other rules' business)."""
+    log = host.need(KernelLogFact)
+    if log.left_off:
+        raise MissingFact("kernel log over time", f"{log.left_off} of its lines were too many to keep")
     yield from ()

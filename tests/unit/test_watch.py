@@ -26,6 +26,7 @@ from watched import GIB, Change, all_gpus, both, one_gpu
 
 from nccl_doctor import cli
 from nccl_doctor.agent import isolated, probing
+from nccl_doctor.agent.job import processes
 from nccl_doctor.agent.probes import kernel_log, watch
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, POINTS, HostSeries, Series
@@ -141,6 +142,7 @@ def test_hotter_than_its_peers_and_slower_than_they_are() -> None:
         one_gpu(1, temperature_c=84, power_w=690.0),  # it works harder
         one_gpu(1, clock_sm_mhz=1500, power_w=690.0),
         one_gpu(1, temperature_c=70),
+        one_gpu(1, temperature_c=84, power_w=None, refused={"power_w": "not supported"}),  # or may do so
     ],
 )
 def test_who_works_harder_may_be_hotter_and_slower(change: Change) -> None:
@@ -362,6 +364,28 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
+def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
+    def nobody(now_s: float, sample: dict[str, Any]) -> None:
+        sample.update(processes=[], ranks={})
+
+    hosts = ("gpu01", "gpu02")
+    answer = told(watched.bundle(dict.fromkeys(hosts, nobody), gpus=0))
+    assert answer.report.verdict == "incomplete" and gaps(answer) == {("a job at work", hosts)}
+    assert clean(told(watched.bundle(dict.fromkeys(hosts, nobody))))
+
+
+def test_samples_that_come_late_count_from_when_they_were_taken() -> None:
+    series = HostSeries("gpu01", 5.0)
+    for at_s in range(1000, 1100, 5):
+        sample = watched.host_sample(at_s, range(at_s < 1050), 1)
+        series.take(sample, at_s - 1000.0 if at_s < 1030 else 300.0)
+    (rank,) = series.facts(301.0)["watch"].ranks
+    assert (rank.last_s, rank.ended_s) == (pytest.approx(45, abs=0.1), pytest.approx(50, abs=0.1))
+    assert rank.resident_bytes[-1][0] == pytest.approx(45, abs=0.1)
+    series.take(watched.host_sample(7.0, range(1), 1), 400.0)
+    assert series.facts(401.0)["watch"].ranks[0].last_s == 400.0, "booted anew"
+
+
 def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
     def refuse(now_s: float, sample: dict[str, Any]) -> None:
         sample.update(processes=[], ranks={}, refused={"count": 4, "pids": [1]})
@@ -482,6 +506,48 @@ def test_nvml_that_stops_answering_leaves_the_gpus_unknown() -> None:
     assert answer.report.verdict == "incomplete" and ("GPUs over time", ("gpu02",)) in gaps(answer)
 
 
+def test_what_was_seen_before_nvml_stopped_is_judged_and_its_silence_stays_unknown_once_it_is_back() -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 20, None, HOT, 4)
+    assert series.lose_gpus("NVML call nvmlDeviceGetTemperature of GPU 3 did not answer")
+    assert not series.lose_gpus("NVML call nvmlInit did not answer")
+    assert live_rows([series], verbose=False)[0].cells[2::9] == ("-", "GPUs SILENT") and "GPUs at" not in summary(
+        [series]
+    )
+    step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
+    series.take_gpus(step, now_s)
+    host = watched.bundle(hosts=1).hosts[0]
+    fact = ProbeResult(Outcome.OK, msgspec.to_builtins(series.facts(now_s)["watch"]))
+    one = msgspec.structs.replace(host, probes={**host.probes, "watch": fact})
+    answer = told(msgspec.structs.replace(watched.bundle(hosts=1), hosts=(one,)))
+    assert ("GPUs over time", ("gpu01",)) in gaps(answer)
+    assert "gpu.thermal-power.hw-thermal" in {item.id for item in answer.report.causes}
+
+
+def test_a_gpu_that_is_lost_in_the_middle_is_unknown() -> None:
+    def lose(now_s: float, step: dict[str, Any]) -> None:
+        if now_s >= 145:
+            step["samples"][1] = {"index": 1, "refused": dict.fromkeys(watched.gpu_sample(1), "GPU is lost")}
+
+    answer = told(watched.bundle(gpu_changes={"gpu02": lose}))
+    assert answer.report.verdict == "incomplete"
+    assert ("utilisation over time", ("gpu02",)) in gaps(answer)
+    assert "GPU 1: GPU is lost" in {gap.why for gap in answer.report.unknown}
+
+
+def every_third(now_s: float, sample: dict[str, Any]) -> None:
+    """Two of three samples do not come."""
+    if now_s % 15:
+        sample.clear()
+
+
+def test_where_samples_are_lost_what_happened_is_unknown() -> None:
+    slow = told(watched.bundle({"gpu02": every_third}, samples=90))
+    assert slow.report.verdict == "incomplete" and gaps(slow) == {("the host over time", ("gpu02",))}
+    assert slow.report.unknown[0].why == "30 of 90 samples came"
+    blind = told(watched.bundle(gpu_changes={"gpu02": every_third}, samples=90))
+    assert blind.report.verdict == "incomplete" and gaps(blind) == {("GPUs over time", ("gpu02",))}
+
+
 def test_hosts_without_gpus_are_judged_by_the_rest() -> None:
     assert clean(told(watched.bundle(gpus=0)))
 
@@ -511,6 +577,17 @@ def test_a_long_watch_does_not_grow() -> None:
     assert len(fact.events) == EVENTS and fact.events_left_off > 1000 and len(fact.nics) <= NICS_KEPT + 1
     assert len(facts["kernel_log"]["lines"]) == 500 and facts["kernel_log"]["left_off"] > 50_000
     assert len(msgspec.json.encode(facts)) < 500_000
+
+
+def test_a_flood_of_the_kernel_log_pushes_no_xid_out_and_is_a_gap() -> None:
+    def flood(now_s: float, sample: dict[str, Any]) -> None:
+        logged("NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.")(now_s, sample)
+        if now_s > 50:
+            sample["log"].update(lines=[{"at_s": now_s, "text": "mlx5_core: Link down"}] * 40, left_off=3)
+
+    answer = told(watched.bundle({"gpu02": flood}))
+    assert "gpu.fell-off-bus" in {item.id for item in answer.report.causes}
+    assert "360 of its lines were too many to keep" in {gap.why for gap in answer.report.unknown}
 
 
 def test_a_flood_of_the_kernel_log_is_told_in_a_few_lines() -> None:
@@ -639,6 +716,7 @@ def test_a_saved_watch_is_judged_again(tmp_path: Path) -> None:
         ("--for soon", "'soon' is no time from 1 s to 30 d"),
         ("--for 99d", "is no time"),
         ("--every 0.1", "--every"),
+        ("--every nan --for 1", "nan is no number of seconds"),
         ("--save /nowhere/x", "there is no directory"),
         ("--from x.ndb --every 3", "--every would change nothing"),
         ("--from x.ndb --for 9", "--for would change nothing"),
@@ -661,7 +739,10 @@ def test_times_are_read(text: str, seconds: float) -> None:
 
 
 class Restless:
-    """Stops the agent of the watched host once it has told something, lets it go on, and ends the watch when it is back."""
+    """Stops the agent of the watched host once it has told something, lets it go on, and ends the watch when it is back.
+
+    On a busy machine it may have been silent before.
+    """
 
     def __init__(self) -> None:
         self.run: Any = None
@@ -673,11 +754,11 @@ class Restless:
         if event.kind == "silent":
             for process in self.stopped:
                 process.resume()
-        if event.kind == "back":
+        if event.kind == "back" and self.stopped:
             self.run.interrupt()
 
     def tick(self, now_s: float, hosts: Sequence[HostSeries]) -> None:
-        if hosts[0].samples and not self.stopped:
+        if hosts[0].samples and not hosts[0].silent and not self.stopped:
             self.stopped = [one for one in psutil.Process().children() if "import sys;exec" in " ".join(one.cmdline())]
             for process in self.stopped:
                 process.suspend()
@@ -695,7 +776,7 @@ def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest
         run.end()
     # Other programs of this machine may be ranks that end.
     kinds = [event.kind for event in listener.events if event.kind in ("silent", "back")]
-    assert listener.stopped and kinds[:2] == ["silent", "back"]
+    assert listener.stopped and kinds[-2:] == ["silent", "back"]
     watched_host = run.facts(HostEntry("here"), run.now_s)
     fact = watched_host.probes["watch"].fact(Watch)
     assert fact.samples > 1
@@ -703,6 +784,26 @@ def test_a_host_that_stops_answering_is_told_and_heard_again(monkeypatch: pytest
     assert set(watched_host.probes) == {"watch", "job", "kernel_log", "gpu"}
     _, alive = psutil.wait_procs(listener.stopped, timeout=60)
     assert not alive
+
+
+def test_hosts_are_not_silent_where_this_machine_stood_still() -> None:
+    class Late(threading.Event):
+        """Waits as a process that is stopped meanwhile does, and is set the second time."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            run.started -= 600.0
+            over, self.once = self.once, True
+            return over
+
+        once = False
+
+    listener = Restless()
+    listener.stopped = [psutil.Process()]
+    run = collect._Watch([HostEntry("here")], collect.WatchOptions(ConnectOptions()), listener)
+    run.series["here"].began_s = 0.0
+    run.over = Late()
+    run.look_on()
+    assert not listener.events and run.now_s > 600
 
 
 def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
@@ -749,7 +850,7 @@ def test_an_nvml_call_that_hangs_is_named(tmp_path: Path) -> None:
     machine = machines.Machine(tmp_path, gpus=2, nics=0)
     machine.settings.update(hang="nvmlDeviceGetTemperature", hang_gpu="1")
     machine.write()
-    asked = {"watch_gpus": {"every_s": 0.1, "nvml_silence_s": 1.0}}
+    asked = {"watch_gpus": {"every_s": 0.1, "nvml_silence_s": 4.0}}
     done = subprocess.run(
         [sys.executable, str(machines.HERE / "run_probes.py"), json.dumps(asked)],
         env=machine.environment(), capture_output=True, text=True, timeout=90,
@@ -789,6 +890,30 @@ def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> N
     assert series.samples == 3 and series.cpu.samples <= 2 and series.memory["MemTotal"] > 0
 
 
+def test_a_rank_that_is_not_found_again_lives_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"pid": os.getpid(), "start_ticks": int(processes.stat_fields(os.getpid())[19]), "role": "rank"}
+    finds = [[own, {"pid": 4194305, "start_ticks": 1, "role": "rank"}], [], []]
+    monkeypatch.setattr(processes, "find", lambda _: (finds.pop(0), {}))
+    monkeypatch.setattr(watch, "LOOK_FOR_RANKS_S", 0.0)
+    ranks = []
+
+    def tell(sample: dict[str, Any]) -> None:
+        ranks.append(set(sample["ranks"]))
+        if not finds:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(watch, "emitter", lambda: tell)
+    with pytest.raises(BrokenPipeError):
+        watch.watch({"every_s": 0.01})
+    assert ranks == [{str(os.getpid())}] * 3
+
+
+def test_a_long_watch_does_not_read_all_of_the_journal_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "kernel_log", lambda asked: {"lines": [], "uptime_s": 900.0})
+    assert watch._log(100.0)[1] == 900.0 - watch.LOG_LATE_S
+    assert watch._log(899.0)[1] == 899.0
+
+
 def test_a_child_that_reports_for_ever_is_heard_as_it_goes_and_ended_when_it_falls_silent() -> None:
     def report_and_hang(report: Callable[[Any], None]) -> None:
         for number in range(3):
@@ -796,7 +921,7 @@ def test_a_child_that_reports_for_ever_is_heard_as_it_goes_and_ended_when_it_fal
         time.sleep(600)
 
     heard: list[Any] = []
-    answer = isolated.call(report_and_hang, 60.0, silence_s=0.5, on_report=heard.append)
+    answer = isolated.call(report_and_hang, 60.0, silence_s=3.0, on_report=heard.append)
     assert [one["number"] for one in heard] == [0, 1, 2] and not answer.reports
     assert answer.outcome == "timed-out" and not Path(f"/proc/{heard[0]['child']}").exists()
 

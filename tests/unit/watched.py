@@ -80,7 +80,8 @@ def series(
             step = {"at_s": now_s, "cost_s": now_s / 1000, "samples": [gpu_sample(index) for index in range(gpus)]}
             if gpu_change:
                 gpu_change(now_s, step)
-            told.take_gpus(step, now_s)
+            if step:
+                told.take_gpus(step, now_s)
     return told, samples * EVERY_S + 1.0
 
 

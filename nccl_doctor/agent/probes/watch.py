@@ -11,6 +11,7 @@ from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, listed,
 
 EVERY_S = 5.0
 LOOK_FOR_RANKS_S = 60.0  # to look through all of /proc takes longer than a whole sample
+LOG_LATE_S = 60.0
 INTERFACES = 64  # of a host with a thousand containers those that have hardware come first
 LONGEST_S = 30 * 86400.0
 _NIC_COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors")
@@ -45,10 +46,12 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
             found, unread = processes.find("")
             for process in found:
                 process.pop("dump_prefixes", None)
-            known = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
+            # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
+            known.update({item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"})
             sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
         sample["interfaces"] = {name: _interface(name) for name in nics}
         sample["ranks"] = {str(pid): told for pid, ticks in known.items() for told in [_rank(pid, ticks)] if told}
+        known = {pid: ticks for pid, ticks in known.items() if str(pid) in sample["ranks"]}
         sample["log"], log_s = _log(log_s)
         sample["cost_s"] = sum(os.times()[:4])
         tell(sample)
@@ -161,10 +164,11 @@ def _rank(pid: int, start_ticks: int) -> Optional[Dict[str, Any]]:
 
 
 def _log(after_s: float) -> Tuple[Dict[str, Any], float]:
-    """The kernel log's lines since then, or why they cannot be read; and the second of the newest."""
+    """The kernel log's lines since then, or why they cannot be read; and from when on to read next."""
     try:
         data = kernel_log.kernel_log({"after_s": after_s})
     except ProbeTrouble as trouble:
         return {"outcome": trouble.outcome, "detail": trouble.detail}, after_s
     times = [line["at_s"] for line in data["lines"]]
-    return {"outcome": "ok", **data}, max([after_s, *times])
+    # So that a long watch does not read all of the journal again; the journal may get a line late.
+    return {"outcome": "ok", **data}, max([after_s, (data["uptime_s"] or 0.0) - LOG_LATE_S, *times])
