@@ -390,15 +390,16 @@ def test_a_measured_step_on_a_number_that_was_not_asked_for_has_its_row() -> Non
     assert "32 GPUs: 9 s, " in done.output
 
 
-def test_saved_runs_say_what_is_known_and_how_the_rest_is_measured(tmp_path: Path) -> None:
+def test_saved_runs_say_what_is_known_and_how_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no name so long that it is broken
     write(saved(), tmp_path / "two\x1b[31m.json")
-    done = told(*WORDS[:-2], "--from", str(tmp_path / "two\x1b[31m.json"), "--step", "1s@16", columns=200)
+    done = told(*WORDS[:-2], "--from", "two\x1b[31m.json", "--step", "1s@16", columns=200)
     assert done.exit_code == 4 and "\x1b" not in done.output
-    assert "two\\e[31m.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" in done.output
+    assert "two\\e[31m.json (nccl, 16 ranks on 2 hosts, 2026-11-22)" in " ".join(done.output.split())
     assert "nccl-doctor bench allreduce --gpus-per-host 8 " in done.output and "? NOT ESTIMATED: 8 GPUs" in done.output
-    wide = told(
-        *WORDS[:6], "--gpus", "32", "--gpus-per-host", "8", "--from", str(next(tmp_path.iterdir())), "--step", "1s@32"
-    )
+    wide = told(*WORDS[:6], "--gpus", "32", "--gpus-per-host", "8", "--from", "two\x1b[31m.json", "--step", "1s@32")
     assert "and on where in their ranges the rates lie" in " ".join(wide.output.split()), wide.output
     none = told(*WORDS)
     assert none.exit_code == 3 and "bench allreduce --hosts HOSTFILE --gpus-per-host 8" in " ".join(none.output.split())

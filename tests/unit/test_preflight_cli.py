@@ -107,6 +107,10 @@ def test_killed_itself_it_leaves_no_job_behind(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+def _as_in_a_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup, which is passed on
+
+
 @contextlib.contextmanager
 def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
     """A preflight that said go, in a session of its own, once its job runs (and has written ``pid``)."""
@@ -124,7 +128,9 @@ def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
     ]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**os.environ, "TMPDIR": str(directory)}  # killed, it cannot remove its files
-    with subprocess.Popen(words, cwd=directory, env=environment, text=True, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        words, cwd=directory, env=environment, text=True, start_new_session=True, preexec_fn=_as_in_a_terminal, **pipes
+    ) as process:
         try:
             until = time.monotonic() + 30
             while not (directory / "pid").exists() or not (directory / "pid").read_text():
