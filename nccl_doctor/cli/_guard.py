@@ -19,6 +19,7 @@ from nccl_doctor.cli._keep import Keep
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.rules.hang import Hang
     from nccl_doctor.rules.silence import Look
     from nccl_doctor.transport.base import ConnectOptions
 
@@ -61,6 +62,10 @@ def _ways(connect: ConnectOptions) -> tuple[str, ...]:
     return (*said, "--connect-timeout", str(connect.connect_s), "--fan-out", str(connect.fan_out))
 
 
+def _word(answer: Hang) -> str:
+    return answer.verdict.upper().replace("-", " ")
+
+
 class Output(Protocol):
     """What the guard asks of the job's output."""
 
@@ -80,7 +85,8 @@ class Guard:
         self._output = output
         self._keep = keep
         self._looks = 0
-        self._last: tuple[float, str] | None = None
+        self._last: Hang | None = None
+        self._last_at = 0.0
         self._started = time.monotonic()
 
     def follow(self, job: subprocess.Popen[bytes], over: threading.Event) -> ExitCode | None:
@@ -98,8 +104,8 @@ class Guard:
             if (silent := self._output.silent_s()) < due:
                 continue
             due = 2 * silent
-            _hosts.say(f"the job has printed nothing for {duration(silent)}: it is looked at")
-            next_look = f"it is looked at again after {duration(due)} of silence"
+            _hosts.say(f"the job has printed nothing for {duration(silent)}: looking at it")
+            next_look = f"looking again after {duration(due)} of silence"
             try:
                 found = self._look(job, over, heard)
                 if found is None:
@@ -117,13 +123,18 @@ class Guard:
                 return found.answer.exit_code
         return None
 
+    @property
+    def sentence(self) -> str:
+        """What the last look that named a rank, or a job that stands, said of it; empty before there is one."""
+        return self._last.sentence if self._last else ""
+
     def recall(self) -> None:
         """Say what the last look saw that named somebody: a job that failed may have hung before, or have gone on since."""
         from nccl_doctor.rules.units import duration
 
         if self._last:
-            at, told = self._last
-            _hosts.say(f"the last look at it, {duration(time.monotonic() - at)} before its end: {told}")
+            ago = duration(time.monotonic() - self._last_at)
+            _hosts.say(f"the last look at it, {ago} before its end: {_word(self._last)}: {self.sentence}")
 
     def _look(self, job: subprocess.Popen[bytes], over: threading.Event, heard: float) -> Look | None:
         """What a look says; None where it was cut short, by the job's end or its going on."""
@@ -162,11 +173,11 @@ class Guard:
         from nccl_doctor.report.terminal import stderr_console, text_console
 
         answer = found.answer
-        word = answer.verdict.upper().replace("-", " ")
+        word = _word(answer)
         if not found.key:
             _hosts.say(f"{word}: {answer.sentence}; {next_look}")
             return
-        self._last = time.monotonic(), f"{word}: {answer.sentence}"
+        self._last, self._last_at = answer, time.monotonic()
         text = io.StringIO()
         render(answer, text_console(text), verbose=True)
         self._keep.add(f"hang-{self._looks}.txt", lambda: text.getvalue().encode())
@@ -182,7 +193,7 @@ class Guard:
         elif found.keep_on:
             _hosts.say(f"it is not ended: {found.keep_on}; {next_look}")
         else:
-            _hosts.say(f"{next_look}, and ended if that says the same")
+            _hosts.say(f"{next_look}, and ending it if that says the same")
 
     def _end(self, job: subprocess.Popen[bytes], over: threading.Event) -> None:
         """End the job and all that it started here: SIGTERM to the command, and SIGKILL to what is left a minute later."""

@@ -143,7 +143,7 @@ OnHang = Annotated[
     typer.Option(
         metavar="tell|end",
         parser=one_of("tell", "end"),
-        help="Where two looks say that it stands: only tell, or end COMMAND, too.",
+        help="Where two looks say that it hangs: only tell, or end COMMAND, too.",
     ),
 ]
 KeepIn = Annotated[
@@ -382,6 +382,8 @@ def check_writable(path: Path, option: str) -> None:
 
 def check_directory(path: Path, option: str) -> None:
     """Stop, before anything is done, where nothing could be written beneath a directory, which need not be there yet."""
+    import tempfile
+
     try:
         place = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         is_directory = place.is_dir()
@@ -389,8 +391,10 @@ def check_directory(path: Path, option: str) -> None:
         stop(f"{option} {path}: {error.strerror or error}")
     if not is_directory:
         stop(f"{option} {path}: {place} is no directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        stop(f"{option} {path}: {place} may not be written by this user")
+    try:  # permissions do not tell all: a read-only file system, root on a network file system
+        tempfile.TemporaryDirectory(prefix=".nccl-doctor-", dir=place).cleanup()
+    except OSError as error:
+        stop(f"{option} {path}: {place} cannot be written to: {error.strerror or error}")
 
 
 def check_master(master: str, inventory: Inventory) -> None:

@@ -41,7 +41,7 @@ class Keep:
     ) -> None:
         self._parent = parent
         self._place = place
-        self._target: Path | None = None
+        self.target: Path | None = None  # where it is kept, as soon as anything is
         self._added: dict[str, Callable[[], bytes]] = {}
         self._told: set[str] = set()
         self._job: dict[str, Any] = {
@@ -68,7 +68,7 @@ class Keep:
         self.add("job.json", lambda: msgspec.json.format(msgspec.json.encode(job)))
         missed: dict[str, str] = {}
         try:
-            self._target = target = self._target or _new(self._parent, self._name())
+            self.target = target = self.target or _new(self._parent, self._name())
             for name, content in self._added.items():
                 with _missing(missed, name):
                     files.write(target / name, content(), private=True)

@@ -105,7 +105,10 @@ def launch(
                 guard.recall()
             ended = _explain(kept, ended)
         if failed:
-            keep.save(f"exit {ended.status}" + (", ended as it stood" if ended.hung else ""))
+            keep.save(f"exit {ended.status}" + (": it hung, and --on-hang end ended it" if ended.hung else ""))
+        if guard and ended.hung:
+            where = f"; kept in {keep.target}" if keep.target else ""
+            _hosts.say(f"the job hung: {guard.sentence}; ended, exit {ended.status}{where}")
         return ended
 
 

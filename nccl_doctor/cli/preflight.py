@@ -355,7 +355,7 @@ def _attempts(
         if why := told or why_not(ended.cause, ended.title):
             _hosts.say(f"not started again: {why}")
             break
-        _hosts.say(f"exit {ended.status}: the hosts are looked at again, for attempt {attempt + 1} of {retries + 1}")
+        _hosts.say(f"exit {ended.status}: looking at the hosts again, for attempt {attempt + 1} of {retries + 1}")
     return ended.status
 
 

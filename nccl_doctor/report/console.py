@@ -197,7 +197,7 @@ def _setting(advice: EnvAdvice) -> Text:
 
 def setting_reason(advice: EnvAdvice) -> str:
     """Why, and which hosts need it if not all do."""
-    return advice.reason + (f"; only {fold(advice.hosts)}" if advice.hosts else "")
+    return advice.reason + (f"; only on {fold(advice.hosts)}" if advice.hosts else "")
 
 
 def _evidence(proof: Evidence) -> Iterator[Text]:

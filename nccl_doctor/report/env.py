@@ -273,7 +273,7 @@ def _set_lines(advice: Advice) -> tuple[Line, ...]:
 
 
 def _comment(line: Line) -> str:
-    only = f"; only {fold(line.advice.hosts)}" if line.advice.hosts else ""
+    only = f"; only on {fold(line.advice.hosts)}" if line.advice.hosts else ""
     return visible(f"{line.advice.reason} ({line.fact}){only}")
 
 

@@ -117,8 +117,8 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
         console.print(_quote(item, same=before is not None and item.source == before.source))
     if again := len(cause.evidence[:QUOTES]) - len(new):
         console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
-    if len(cause.evidence) > QUOTES:
-        console.print(Text(f"     and {len(cause.evidence) - QUOTES} more lines (--format json)", "dim"))
+    if (more := len(cause.evidence) - QUOTES) > 0:
+        console.print(Text(f"     and {more} more line{'s' * (more > 1)} (--format json)", "dim"))
     meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
     if not decided and meaning not in cause.title:
         _row(console, "would mean", meaning)

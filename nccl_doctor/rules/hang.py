@@ -157,7 +157,7 @@ def _without_cause(job: RunningJob) -> tuple[str, str]:
         return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
-        return "stands", f"job {job.id} stands: {who}{silent}; none of them stands out"
+        return "stands", f"job {job.id}: {who}{silent}; none of them stands out"
     if not job.waiting:
         return "not-known", f"job {job.id}: no rank found waits for others in a call that is known; see what each does"
     return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"

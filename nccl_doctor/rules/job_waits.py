@@ -119,7 +119,7 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
                 [*proof_of(rank, workers[0]), *why.proof, *proof_of(rank), *silence(job)],
                 confidence=0.9,
                 places=places([rank]),
-                fixes=(*why.fixes, look(rank, workers[0].pid)),
+                fixes=(*why.fixes, look(rank, workers[0])),
                 explains=(WAITING, "hang.behind"),
             )
 
@@ -245,4 +245,5 @@ def waiting(fleet: Fleet) -> Iterator[Finding]:
                         Fix("are hosts and network sound?", f"nccl-doctor check -H {','.join(job.hosts)} --quick"),
                     ),
                 )  # fmt: skip
-        fleet.lack(f"whether job {job.id} takes its steps", "nothing outside of the program shows it", *job.hosts)
+        if not job.stands:
+            fleet.lack(f"whether job {job.id} takes its steps", "nothing outside of the program shows it", *job.hosts)

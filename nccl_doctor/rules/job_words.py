@@ -90,9 +90,11 @@ def silence(job: RunningJob) -> list[Evidence]:
     return [Evidence(text, "tcp_info", host=job.data_links[0].rank.host)]
 
 
-def look(rank: Rank, pid: int = 0) -> Fix:
-    """The command that shows where a rank, or one of its children, stands."""
-    return Fix("see where it stands", f"sudo {STACK} {pid or rank.process.pid}", rank.host)
+def look(rank: Rank, process: Process | None = None) -> Fix:
+    """The command that shows where a rank, or one of its children, stands: anew, where the answer quotes its stack."""
+    process = process or rank.process
+    text = "see its whole stack, as it is now" if main_frames(process) else "see where it stands"
+    return Fix(text, f"sudo {STACK} {process.pid}", rank.host)
 
 
 def state(reading: Reading | None) -> str:

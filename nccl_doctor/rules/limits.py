@@ -56,7 +56,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
 def _raised(limit: str, amount: str, file: str) -> Fix:
     lines = f"* soft {limit} {amount}\\n* hard {limit} {amount}\\n"
     command = f"printf '{lines}' | sudo tee /etc/security/limits.d/99-{file}.conf"
-    return Fix("for logins: log in again afterwards", command)
+    return Fix("raise the limit for logins, and log in again", command)
 
 
 _COMPARED_LIMITS = {

@@ -47,6 +47,7 @@ def test_the_rank_that_holds_a_silent_job_is_named_and_the_job_ended(lab: Lab, t
     assert done.returncode == 11 and "step 1" in done.stdout, done.stderr
     assert "sleeps in evaluate (training.py:7)" in done.stderr and "1 other rank waits in all_reduce" in done.stderr
     assert "two looks say the same: the job is told to end" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("nccl-doctor: the job hung: ")
     (directory,) = (tmp_path / "kept").iterdir()
     looks = sorted(directory.glob("hang-*.txt"), key=lambda path: int(path.stem.partition("-")[2]))
     told = [path.read_text() for path in looks]

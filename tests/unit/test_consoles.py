@@ -512,6 +512,8 @@ def explained(found: Explanation) -> str:
 
 def test_a_cause() -> None:
     assert explained(FOUND) == FOUND_SHOWN
+    one_more = msgspec.structs.replace(FOUND, causes=(Cause("net.mtu", 0.9, "x", (LINE,) * 5),))
+    assert "     and 1 more line (--format json)\n" in explained(one_more)
 
 
 def test_an_open_verdict_says_first_what_would_decide_and_offers_no_repair() -> None:

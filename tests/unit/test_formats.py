@@ -188,7 +188,7 @@ def test_prometheus_and_nhc_lines() -> None:
 def test_every_format_says_what_a_fix_may_cost_and_what_to_set(name: str) -> None:
     bundle = Builder().bundle()
     fix = Fix("reset it", "sudo nvidia-smi --gpu-reset", "gpu02", risky=True)
-    advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth7", "it needs it")
+    advice = EnvAdvice("NCCL_SOCKET_IFNAME", "eth7", "it needs it", hosts=("gpu02",))
     found = finding("gpu.fell-off-bus", Severity.FAIL, "t", Evidence("x"), hosts=("gpu02",), fixes=[fix], env=[advice])
     report = msgspec.structs.replace(
         judge(bundle), findings=(msgspec.structs.replace(found, stage="ports"),), verdict="faulty"
@@ -196,6 +196,8 @@ def test_every_format_says_what_a_fix_may_cost_and_what_to_set(name: str) -> Non
     text = formats.render(name, report, decide(report), bundle)
     assert "can interrupt running work" in text or '"risky": true' in text
     assert "NCCL_SOCKET_IFNAME" in text and "eth7" in text
+    if name in ("text", "html"):
+        assert "it needs it; only on gpu02" in text
     if name == "junit":
         assert "\n  on gpu02: sudo nvidia-smi --gpu-reset\n" in text
 

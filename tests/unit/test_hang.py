@@ -771,6 +771,25 @@ def test_all_wait_and_nobody_stands_out() -> None:
     answer = examine(bundle(*four()))
     assert answer.verdict == "stands" and int(answer.exit_code) == 12 and "4 of 4 ranks" in answer.sentence
     assert [item.id for item in answer.report.causes] == ["hang.waiting"]
+    assert answer.sentence.startswith("job gpu01:29500: 4 of 4 ranks")
+
+
+def test_whether_it_takes_its_steps_is_open_only_where_it_is_not_proved_that_it_stands() -> None:
+    still, moving = four(r3=process(3, OWN)), four()
+    moving[0]["connections"][0]["moved_bytes"] = 1 << 20
+    for ranks, verdict, gaps in (
+        (still, "held", set()),
+        (moving, "moves", {"whether job gpu01:29500 takes its steps"}),
+    ):
+        answer = examine(bundle(*ranks))
+        assert (answer.verdict, {gap.what for gap in answer.report.unknown}) == (verdict, gaps)
+
+
+def test_where_a_stack_is_quoted_one_looks_anew_and_at_all_of_it() -> None:
+    for stack, text in ((OWN, "see its whole stack, as it is now"), ([], "see where it stands")):
+        away = process(3, stack, readings=[reading(waits_in="hrtimer_nanosleep")] * 2)
+        fixes = first(examine(bundle(*four(r3=away)))).fixes
+        assert [fix.text for fix in fixes if "py-spy dump" in fix.command] == [text]
 
 
 def test_two_jobs_have_to_be_told_apart() -> None:

@@ -225,6 +225,8 @@ def test_open_files_are_raised_as_far_as_the_hard_limit_allows() -> None:
         return only(run("limits.open_files", host(limits=limits(nofile=Limit(256, hard))))).fixes[0].command
 
     assert command(4096) == "ulimit -n 4096" and command(-1) == "ulimit -n 65536" and "limits.d" in command(256)
+    low = only(run("limits.open_files", host(limits=limits(nofile=Limit(256, 256)))))
+    assert low.fixes[0].text == "raise the limit for logins, and log in again"
 
 
 def test_threads() -> None:

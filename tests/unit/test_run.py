@@ -230,7 +230,7 @@ def test_a_job_that_two_looks_find_held_is_ended_with_all_that_it_started(tmp_pa
     assert ended == _launch.Ended(int(ExitCode.FINDINGS), hung=True) and looks == 2
     assert _is_gone(tmp_path / "child")
     assert told.count("✗ HELD") == 1 and "as before: HELD: gpu02: rank 3" in told
-    assert "and ended if that says the same" in told and "two looks say the same: the job is told to end" in told
+    assert "and ending it if that says the same" in told and "two looks say the same: the job is told to end" in told
     (directory,) = (tmp_path / "keep").iterdir()
     assert {"job.json", "job-output", "hang-0.txt"} <= {path.name for path in directory.iterdir()}
 
@@ -250,7 +250,7 @@ def test_a_job_that_stands_and_ends_at_sigterm_is_12(tmp_path: Path) -> None:
 
 def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path: Path) -> None:
     ended, looks, _, told = guarded(tmp_path, "exec sleep 600", [WORKS, HELD, HELD])
-    assert (ended.hung, looks) == (True, 3) and "it is not ended: rank 3 works; it is looked at again" in told
+    assert (ended.hung, looks) == (True, 3) and "it is not ended: rank 3 works; looking again after" in told
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path:
 def test_nothing_else_ends_a_job(answers: list[Look | Exception], end: bool, tmp_path: Path) -> None:
     ended, looks, _, told = guarded(tmp_path, wait_for(tmp_path / "look-2") + "exit 7", answers, end=end)
     assert ended == _launch.Ended(7) and looks >= 2
-    assert "told to end" not in told and "it is looked at again after" in told
+    assert "told to end" not in told and "looking again after" in told
     if answers == [UNKNOWN]:
         assert "NOT KNOWN: no rank of this command" in told and not (tmp_path / "keep").exists()
 
@@ -386,6 +386,24 @@ def test_a_failure_is_kept_with_its_explanation_and_without_secrets(tmp_path: Pa
     job = json.loads((two / "job.json").read_text())
     assert job["state"] == "exit 9" and job["environment"]["NCCL_DEBUG"] == "WARN" and job["command"][0] == "sh"
     assert "hunter" not in (two / "job.json").read_text()
+
+
+def test_the_last_line_of_a_job_that_was_ended_says_why_and_where_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def ended(argv: list[str], environment: object, kept: object, guard: Guard) -> _launch.Ended:
+        guard._tell(HELD, same=False, next_look="")
+        return _launch.Ended(int(ExitCode.FINDINGS), hung=True)
+
+    monkeypatch.setattr(_launch, "_pass_through", ended)
+    following = Following(silence_s=60, end=True, keep=tmp_path / "out", local=True)
+    assert _launch.launch(["true"], (), HERE, ("a",), following).hung
+    (directory,) = (tmp_path / "out").iterdir()
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == f"nccl-doctor: the job hung: {HELD.answer.sentence}; ended, exit 11; kept in {directory}"
+    assert HELD.answer.sentence.startswith("gpu02: rank 3 (pid ")
+    job = json.loads((directory / "job.json").read_text())
+    assert job["state"] == "exit 11: it hung, and --on-hang end ended it"
 
 
 def test_words_that_are_not_utf_8_are_kept_as_well(tmp_path: Path) -> None:
@@ -545,6 +563,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
         ("run --silence 0 --on-hang end -- true", "--on-hang end needs to look"),
         ("run --on-hang kill -- true", "'kill' is not one of tell, end"),
         ("run --keep /dev/null -- true", "--keep /dev/null: /dev/null is no directory"),
+        ("run --keep /proc/x -- true", "--keep /proc/x: /proc cannot be written to: "),
         ("run --hosts /no/such -- true", "/no/such: cannot be read"),
         ("run", "Missing argument"),
         ("preflight --retries 2", "--retries: of a COMMAND that is run, and there is none"),

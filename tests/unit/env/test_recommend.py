@@ -372,4 +372,4 @@ def test_what_is_left_over_on_a_host_is_taken_away() -> None:
     }
     assert all(line.advice.name in line.fact for line in advice.lines)
     shown = report.advice_text(advice)
-    assert "only n1" in shown and "export" not in shown
+    assert "only on n1" in shown and "export" not in shown
