@@ -91,15 +91,15 @@ History = Annotated[
 ]
 
 
-def seconds(text: str, said: str, such_as: str) -> float:
-    """A time that a user gave, in seconds; stops where it is none between a second and a day."""
-    units = {"s": 1, "m": 60, "h": 3600}
+def seconds(text: str, said: str, such_as: str, *, least: float = 1.0, most: float = 86400.0) -> float:
+    """A time that a user gave, in seconds; stops where it is none from ``least`` to ``most`` seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:
         found = float(number) * units[unit]
     except ValueError:
         found = 0.0
-    if not 1 <= found <= 86400:
+    if not least <= found <= most:
         stop(f"{said} {text!r}: expected a time such as {such_as}")
     return found
 

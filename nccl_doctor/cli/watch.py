@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +9,6 @@ import typer
 
 from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
-
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def _time(text: str) -> float:
-    """Seconds of ``90``, ``10m``, ``2h``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d)?", text)
-    seconds = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
-    if not 1 <= seconds <= 30 * 86400:
-        raise typer.BadParameter(f"{text!r} is no time from 1 s to 30 d, such as 90, 10m, 2h")
-    return seconds
 
 
 @app.command(
@@ -42,13 +29,10 @@ def watch(
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
     slurm: _hosts.Slurm = False,
-    every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.5, max=600.0, help="Time between the samples of a host.")
-    ] = 5.0,
+    every: Annotated[str, typer.Option(metavar="TIME", help="Time between the samples of a host: 0.5s to 10m.")] = "5s",
     for_: Annotated[
-        float | None,
-        typer.Option("--for", parser=_time, metavar="TIME", help="How long: 90, 10m, 2h [default: until Ctrl-C]."),
-    ] = None,
+        str, typer.Option("--for", metavar="TIME", help="How long: 90, 10m, 2h, 3d. [default: until Ctrl-C]")
+    ] = "",
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -67,8 +51,8 @@ def watch(
 
     Without hosts, this machine is watched. Reads only, over one open connection to each host; the table goes to stderr.
     """
-    if math.isnan(every):
-        raise typer.BadParameter("nan is no number of seconds", param_hint="'--every'")
+    every_s = _hosts.seconds(every, "--every", "5s, from 0.5s to 10m", least=0.5, most=600.0)
+    for_s = _hosts.seconds(for_, "--for", "90s, 10m or 2h, up to 30d", most=30 * 86400.0) if for_ else None
     rows = _hosts.load_thresholds(thresholds)
     if save is not None:
         _hosts.check_writable(save, "--save")
@@ -86,7 +70,7 @@ def watch(
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         with LiveWatch(stderr_console(), verbose) as shown:
-            bundle = watch_hosts(entries, WatchOptions(connect, every, for_), shown)
+            bundle = watch_hosts(entries, WatchOptions(connect, every_s, for_s), shown)
 
     from nccl_doctor.rules.watch import examine, to_json
 

@@ -28,6 +28,7 @@ from nccl_doctor import cli
 from nccl_doctor.agent import isolated, probing
 from nccl_doctor.agent.job import processes
 from nccl_doctor.agent.probes import kernel_log, watch
+from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, POINTS, HostSeries, Series
 from nccl_doctor.facts import bundle as bundles
@@ -712,11 +713,11 @@ def test_a_saved_watch_is_judged_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--for 0", "'--for': '0' is no time"),
-        ("--for soon", "'soon' is no time from 1 s to 30 d"),
-        ("--for 99d", "is no time"),
-        ("--every 0.1", "--every"),
-        ("--every nan --for 1", "nan is no number of seconds"),
+        ("--for 0", "--for '0': expected a time"),
+        ("--for soon", "--for 'soon': expected a time such as 90s, 10m or 2h, up to 30d"),
+        ("--for 99d", "--for '99d': expected a time"),
+        ("--every 0.1", "--every '0.1': expected a time such as 5s, from 0.5s to 10m"),
+        ("--every nan --for 1", "--every 'nan': expected a time"),
         ("--save /nowhere/x", "there is no directory"),
         ("--from x.ndb --every 3", "--every would change nothing"),
         ("--from x.ndb --for 9", "--for would change nothing"),
@@ -730,9 +731,7 @@ def test_bad_input_is_told(words: str, why: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2d", 172800.0)])
 def test_times_are_read(text: str, seconds: float) -> None:
-    from nccl_doctor.cli.watch import _time
-
-    assert _time(text) == seconds
+    assert _hosts.seconds(text, "--for", "90s", most=1e6) == seconds
 
 
 # The way from a host to the fact
