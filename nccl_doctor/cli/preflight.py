@@ -38,7 +38,6 @@ PROFILES = ("quick", "standard", "full")
         },
         codes="0 go (with a command: its own), 4 not all could be measured, 11 faults",
     ),
-    context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
 )
 def preflight(
     context: typer.Context,

@@ -19,7 +19,6 @@ from nccl_doctor.cli import _hosts, app, examples
         },
         codes="COMMAND's own; 11 or 12 where it hung and --on-hang end ended it",
     ),
-    context_settings={"allow_interspersed_args": True, "ignore_unknown_options": False},
 )
 def run(
     command: Annotated[

@@ -179,9 +179,12 @@ def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, fix: Fix, pr
     return host.finding(id, Severity.FAIL, title, evidence, fix, *reboot, explains=_EXPLAINED)
 
 
-@host_rule(
-    "gpu", "gpu.not-visible.fewer-than-bus", "gpu.not-visible.none", "gpu.fell-off-bus.lost", "gpu.driver.failed"
-)
+ALL_VISIBLE = (
+    "gpu.not-visible.fewer-than-bus", "gpu.not-visible.none", "gpu.fell-off-bus.lost", "gpu.driver.failed"
+)  # fmt: skip
+
+
+@host_rule("gpu", *ALL_VISIBLE)
 def all_visible(host: Host, plan: Plan) -> Iterator[Finding]:
     """NVML sees every GPU that the PCI bus and the driver's /proc tree list.
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import GpuSeries, Level, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.rules import gpu as gpu_rules
 from nccl_doctor.rules import xids
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS, need_fields
@@ -37,6 +40,7 @@ _SUPPLY = Fix(
     "check power supplies, their cables and the chassis power policy (BMC event log)",
     "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
 )
+_CLOCKS = Fix("see its clocks and why they are low", "nvidia-smi -q -d CLOCK,PERFORMANCE")
 _LOOK = Fix("see what they do, side by side", "nvidia-smi dmon -s pucvt -c 5")
 
 
@@ -93,6 +97,12 @@ def gpus_seen(host: Host, plan: Plan) -> Iterator[Finding]:
         if why := too_few(watch, count):
             raise MissingFact("GPUs over time", f"GPU {index}: {why}")
     yield from ()
+
+
+@host_rule(WATCH, *gpu_rules.ALL_VISIBLE)
+def all_there(host: Host, plan: Plan) -> Iterator[Finding]:
+    """NVML sees every GPU of the host when it is first asked, as in stage gpu: who is lost before gives no sample."""
+    yield from gpu_rules.all_visible(host, plan)
 
 
 def _with_gpus(host: Host) -> list[Gpu]:
@@ -278,28 +288,29 @@ def unlike_peers(fleet: Fleet) -> Iterator[Finding]:
     def slower(series: GpuSeries, middle: float, power: float) -> bool:
         return _mean(series.clock_sm_mhz) <= value("watch.slow-clock") * middle and _mean(series.power_w) <= 1.2 * power
 
-    for gpu, peers, middle in _outliers(fleet, lambda series: series.temperature_c, hotter):
-        heat = _mean(gpu.series.temperature_c)
-        yield finding(
-            "gpu.thermal-power.hotter",
-            Severity.WARN,
-            f"GPU {gpu.label} of {gpu.host.name} is at {heat:.0f} C, {len(peers)} others under the same load at {middle:.0f} C",
-            [gpu.proof(_course(gpu)), *(other.proof(_course(other)) for other in peers[:2])],
-            confidence=0.8,
-            places=[gpu.place],
-            fixes=(_COOL,),
-        )
-    for gpu, peers, middle in _outliers(fleet, lambda series: series.clock_sm_mhz, slower):
-        clock = _mean(gpu.series.clock_sm_mhz)
-        yield finding(
-            "gpu.thermal-power.slow-clock",
-            Severity.WARN,
-            f"GPU {gpu.label} of {gpu.host.name} runs at {clock:.0f} MHz, {len(peers)} others under the same load at {middle:.0f} MHz",
-            [gpu.proof(_course(gpu)), *(other.proof(_course(other)) for other in peers[:2])],
-            confidence=0.8,
-            places=[gpu.place],
-            fixes=(Fix("see its clocks and why they are low", "nvidia-smi -q -d CLOCK,PERFORMANCE", gpu.host.name),),
-        )
+    def heat(series: GpuSeries) -> Level | None:
+        return series.temperature_c
+
+    def clock(series: GpuSeries) -> Level | None:
+        return series.clock_sm_mhz
+
+    kinds = (
+        ("gpu.thermal-power.hotter", heat, hotter, "is at", "C", _COOL),
+        ("gpu.thermal-power.slow-clock", clock, slower, "runs at", "MHz", _CLOCKS),
+    )
+    for id, of, stands_out, does, unit, fix in kinds:
+        for gpu, peers, middle in _outliers(fleet, of, stands_out):
+            own = _mean(of(gpu.series))
+            yield finding(
+                id,
+                Severity.WARN,
+                f"GPU {gpu.label} of {gpu.host.name} {does} {own:.0f} {unit}, {len(peers)} others under the same load "
+                f"at {middle:.0f} {unit}",
+                [gpu.proof(_course(gpu)), *(other.proof(_course(other)) for other in peers[:2])],
+                confidence=0.8,
+                places=[gpu.place],
+                fixes=(msgspec.structs.replace(fix, host=gpu.host.name),),
+            )
     _lack(fleet, "what its GPUs do", "utilization_percent", "temperature_c", "clock_sm_mhz", "power_w")
 
 

@@ -535,6 +535,13 @@ def test_a_gpu_that_is_lost_in_the_middle_is_unknown() -> None:
     assert "GPU 1: GPU is lost" in {gap.why for gap in answer.report.unknown}
 
 
+def test_a_gpu_that_was_lost_before_is_a_fault() -> None:
+    bundle = watched.bundle()
+    bundle.hosts[1].probes["gpu"].data["proc_gpus"] = [{"bus_id": f"0000:{index:02x}:00.0"} for index in range(5)]
+    item = only(told(bundle))
+    assert (item.id, item.hosts) == ("gpu.not-visible.fewer-than-bus", ("gpu02",)) and "0000:04:00.0" in item.title
+
+
 def every_third(now_s: float, sample: dict[str, Any]) -> None:
     """Two of three samples do not come."""
     if now_s % 15:
