@@ -204,7 +204,8 @@ def collect(
         hosts = tuple(
             _host_facts(entry, connected[entry.name], run) for entry in sorted(entries, key=lambda one: one.name)
         )
-        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        # To the millisecond: a history tells two runs of the same hosts by it, and small ones take less than a second.
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         return Bundle(
             BUNDLE_SCHEMA, __version__, created, plan, hosts, round(time.monotonic() - started, 3), run.interrupted
         )

@@ -117,7 +117,7 @@ def _check(base: sqlite3.Connection, file: Path) -> None:
 
 
 def _remove_same(base: sqlite3.Connection, run: Run) -> None:
-    """Take away what is kept of the same measurement: of that second, those hosts and stages."""
+    """Take away what is kept of the same measurement: of that moment, those hosts and stages."""
     query = "SELECT id FROM run WHERE created = ? AND stages = ?"
     for (number,) in base.execute(query, (run.created, json.dumps(run.stages))).fetchall():
         if {host for (host,) in base.execute("SELECT host FROM host WHERE run = ?", (number,))} == run.together:

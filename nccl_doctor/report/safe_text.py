@@ -49,4 +49,4 @@ def json_text(document: bytes) -> str:
 
 def moment(created: str) -> str:
     """A bundle's or run's time (ISO 8601) as people read it: ``2026-11-21 03:15:02 UTC``."""
-    return visible(created).replace("T", " ").replace("+00:00", " UTC")
+    return re.sub(r"\.\d+", "", visible(created)).replace("T", " ").replace("+00:00", " UTC")

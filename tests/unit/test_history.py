@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +99,15 @@ def test_the_same_run_judged_again_counts_once(tmp_path: Path) -> None:
     assert len(kept) == 4 and first not in kept and set(others) < set(kept)
     (told,) = analyse(kept).components
     assert told.marks.count("F") == 2
+
+
+def test_runs_of_less_than_a_second_are_each_kept_and_told_in_seconds(tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept")
+    for _ in range(5):
+        assert CliRunner().invoke(cli.app, ["check", "--stage", "system", "--history", kept]).exit_code != 2
+    told = CliRunner().invoke(cli.app, ["history", kept]).output
+    assert told.startswith("5 runs"), told
+    assert re.search(r" \d\d:\d\d:\d\d UTC to \S+ \d\d:\d\d:\d\d UTC$", told.splitlines()[0]), told
 
 
 @pytest.mark.parametrize(
