@@ -65,7 +65,6 @@ says(
     "bad-allocator-setting",
     "Unrecognized CachingAllocator option: {option}",
     "Unrecognized key '{option}' in {which} allocator config",
-    "CachingAllocator option {option} too small, must be",
     "CachingAllocator option {option} must be",
     "Unknown allocator backend, options are native and cudaMallocAsync",
     cause="env.bad-nccl-var",

@@ -70,7 +70,6 @@ says(
     "world_size: {world:int}",
     "world size {world:int}",
     "world_size {world:int}",
-    "distributed_world_size={world:int}",
     "MEMBER: {}/{world:int}",
     why="The number of ranks the program says it has.",
 )
@@ -81,15 +80,14 @@ says(
 )
 says(
     "bootstrap-using",
+    "Bootstrap : Using [0]{interface}:{address}<",  # before NCCL 2.10; read first, else [0] is part of the name
     "Bootstrap : Using {interface}:{address}<",
     "Bootstrap: Using {interface}:{address}<",
-    "Bootstrap : Using [0]{interface}:{address}<",
     why="The interface and address NCCL's bootstrap chose on this host.",
 )
 says(
     "net-ib-using",
     "NET/IB : Using {devices}; OOB {oob}",
-    "NET/IB : Using {devices} ; OOB {oob}",
     why="The HCAs NCCL uses.",
 )
 says("kernel-link-up", ": Link up", "NIC Link is Up", "link becomes ready", why="A network link is up (kernel log).")
@@ -392,7 +390,6 @@ says(
 )
 says(
     "busbw-average",
-    "# Avg bus bandwidth    : {busbw:num}",
     "Avg bus bandwidth    : {busbw:num}",
     role=Role.END,
     why="nccl-tests ran to its end.",
@@ -458,7 +455,7 @@ says(
     "distributed_c10d.py",
     why="torch.distributed takes part.",
 )
-says("wsl", "microsoft-standard-WSL2", "WSL2", "/usr/lib/wsl/", why="The Windows Subsystem for Linux.")
+says("wsl", "WSL2", "/usr/lib/wsl/", why="The Windows Subsystem for Linux.")
 says(
     "smi-busy",
     "%      Default |",

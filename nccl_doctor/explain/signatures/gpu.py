@@ -59,7 +59,6 @@ says(
     "GPU lost",
     "Unable to determine the device handle for GPU",
     "requires reset",
-    "GPU requires reset",
     "The GPU likely needs to be reset",
     "waiting for RPC response from GPU",
     "NVML_ERROR_GPU_IS_LOST",
@@ -305,7 +304,6 @@ says(
     "cuMem{call:word} failed: 800",
     "cuMem{call}failed{}operation not permitted",
     "cuMem{call}Reason=operation not permitted",
-    "(is nvidia-imex installed on this node?)",
     cause="gpu.imex",
     strength=0.93,
     title="multi-node NVLink: the IMEX channel is missing or the IMEX daemon does not work",
@@ -382,7 +380,6 @@ says(
 )
 says(
     "duplicate-gpu",
-    "Duplicate GPU detected : rank {rank:int} and rank {other:int} both on CUDA device {device}",
     "Duplicate GPU detected",
     "Multiple ranks detected using the same GPU on this node",
     "Multiple processes within communication group running on same CUDA device",  # XGBoost
@@ -713,7 +710,6 @@ says(
 says(
     "power-and-cap",
     "W / {cap:int}W ",
-    "W /  {cap:int}W ",
     why="nvidia-smi's table: what a GPU draws, and the most that it may draw.",
 )
 says(
@@ -773,9 +769,6 @@ says(
 )
 says(
     "throttle-mask",
-    "0x00000000000000{mask:hex}, Active",
-    "0x00000000000000{mask:hex}, {}Active",
-    " 0x00000000000000{mask:hex}",
     "0x00000000000000{mask:hex}",
     cause="gpu.thermal-power",
     strength=0.9,
@@ -844,7 +837,6 @@ def _nothing_read(line: str) -> bool:
 says(
     "gpu-gone-more",
     "(rev ff)",
-    "GPU-{uuid}: ERR!",
     "Unknown Error{}nvidia-smi",
     "nvidia-smi: {}Unknown Error",
     "severity=Uncorrected (Fatal)",
@@ -867,9 +859,6 @@ says(
     "Failed to detect {}GPUs",
     "ERR!",
     "GPU Reset Required",
-    "GPU Recovery Action{}: Reset",
-    "GPU Recovery Action{}: Node Reboot",
-    "GPU Recovery Action{}: Drain and Reset",
     cause="gpu.fell-off-bus",
     strength=0.82,
     title="a GPU is gone or needs a reset",

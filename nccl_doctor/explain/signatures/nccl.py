@@ -172,7 +172,6 @@ says(
     "GIN not supported.",
     "GIN is disabled.",
     "did not request GIN to be enabled",
-    "signals are required, but the GIN plugin does not support them",
     "GIN plugin does not support ",
     "RMA CE is not initialized",
     "RMA not supported.",

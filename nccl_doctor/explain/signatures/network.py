@@ -258,7 +258,6 @@ says(
 )
 says(
     "connect-retry",
-    "connect to {address} returned {error}, retrying (",
     "connect returned {error}, retrying (",
     "Call to connect returned {error}, retrying",
     "connect to {address} returned {error}, retrying",
@@ -298,7 +297,6 @@ says(
     "local=[{address}]",
     "Read error [{address}]",
     "Write error [{address}]",
-    "size={size:int}, local=[{address}]",
     why="An address that Gloo uses.",
 )
 says(
@@ -345,11 +343,9 @@ says(
 
 says(
     "established-timeout",
-    "Call to recv from {address} failed : Connection timed out",
     "Call to recv failed : Connection timed out",
     "Call to {call:word} {address} failed : Connection timed out",
     "Call to {call:word} {address} failed : No route to host",
-    "Call to {call:word} from {address} failed : No route to host",
     role=Role.SYMPTOM,
     fold="an established connection no longer gets answers",
     why="Packets of a connection that worked are not acknowledged any more: the peer's host vanished (not only its process, which would close it), or something on the way dropped the connection's state.",
@@ -558,9 +554,7 @@ says(
     "Speed: {speed:int}Mb/s",
     "Could not get speed {}Defaulting to 10 Gbps",
     "Bytes {speed:num} Mbits/sec",  # iperf
-    "Bytes  {speed:num} Mbits/sec",
     "Bytes {gigabits:num} Gbits/sec",
-    "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
 says(

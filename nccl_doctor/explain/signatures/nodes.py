@@ -44,7 +44,6 @@ says(
     "detected stalls on CPUs/tasks",
     "| IERR",
     "CATERR",
-    "Uncorrectable ECC (@DIMM",
     "Uncorrectable ECC {}DIMM",
     "Memory #0x{}Uncorrectable ECC",
     " - crash {}(",
@@ -59,7 +58,6 @@ says(
     "step-not-launched",
     "timeout waiting for task launch, started",
     "aborted before step completely launched",
-    "Task launch for StepId={step} failed on node {node}: {error}",
     "Task launch for {step} failed on node {node}: {error}",
     "Application launch failed: {error}",
     "Prolog for job {job:int} failed",
@@ -226,7 +224,6 @@ says(
 says(
     "slurm-counts-fewer-gpus",
     "etting node {node:word} state to {state:word} with reason:gres/gpu count reported lower than configured ({there:int} < {wanted:int})",
-    "gpu count reported lower than configured ({there:int} < {wanted:int})",
     "gpu count reported lower than configured",
     cause="gpu.not-visible",
     strength=0.9,

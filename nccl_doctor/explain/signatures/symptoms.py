@@ -271,7 +271,6 @@ says(
 )
 says(
     "colossalai-failed",
-    "Error: failed to run torchrun {command} on {host}",
     "Error: failed to run torchrun",
     role=S,
     cause="app.rank-exception",
@@ -672,10 +671,8 @@ says(
 )
 says(
     "no-step-seen",
-    "no step for {seconds:num} s",
     "no step for {seconds:num}s",
     "No step for {seconds:num} s",
-    "no progress for {seconds:num} s",
     "no progress for {seconds:num}s",
     "No progress for {seconds:num} s",
     "no training step for {seconds:num} s",
