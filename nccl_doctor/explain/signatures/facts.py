@@ -222,6 +222,19 @@ says(
             "NCCL_OOB_NET_IFNAME",
         )
     ),
+    *(
+        f"{name}: {{value:word}}"
+        for name in (
+            "NCCL_SOCKET_IFNAME",
+            "GLOO_SOCKET_IFNAME",
+            "NCCL_IB_HCA",
+            "NCCL_IB_GID_INDEX",
+            "CUDA_VISIBLE_DEVICES",
+            "MASTER_ADDR",
+            "NCCL_P2P_DISABLE",
+            "NCCL_IB_DISABLE",
+        )
+    ),
     why="A variable set on a command line or in a printed environment; the name is what stands before the sign.",
 )
 says(
@@ -236,23 +249,6 @@ says(
     "--rdzv-endpoint {address:word}",
     "rdzv_endpoint      : {address:word}",  # torchrun's launch configs
     why="The master's address on a launcher's command line, or as torchrun has read it.",
-)
-says(
-    "env-dump",
-    *(
-        f"{name}: {{value:word}}"
-        for name in (
-            "NCCL_SOCKET_IFNAME",
-            "GLOO_SOCKET_IFNAME",
-            "NCCL_IB_HCA",
-            "NCCL_IB_GID_INDEX",
-            "CUDA_VISIBLE_DEVICES",
-            "MASTER_ADDR",
-            "NCCL_P2P_DISABLE",
-            "NCCL_IB_DISABLE",
-        )
-    ),
-    why="A variable in a printed environment.",
 )
 says(
     "torchrun-failed",

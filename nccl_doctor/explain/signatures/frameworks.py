@@ -10,22 +10,6 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
-    "gloo-refuses",
-    "ProcessGroupGloo::{call:word} invalid tensor",
-    "ProcessGroupGloo::{call:word} requires",
-    "ProcessGroupGloo::{call:word} unsupported",
-    "ProcessGroupGloo::{call:word} can not",
-    "ProcessGroupGloo::send takes a single tensor",
-    "Cannot use ReduceOp.PREMUL_SUM with",
-    "Must flatten tensors with uniform dtype",
-    "Must flatten tensors with the same",
-    "Only Tensors of floating point",
-    cause="app.bad-tensor",
-    strength=0.87,
-    title="a collective got a tensor it cannot take",
-    why="The backend's own check of the tensors: device, layout, type or size.",
-)
-says(
     "type-or-shape",
     "Input type ({a}) and weight type ({b}) should be the same",
     "Input type ({a}) and bias type ({b}) should be the same",
@@ -94,33 +78,12 @@ says(
     why="No GPU, or fewer than asked for, are visible in this process or on this node.",
 )
 says(
-    "more-out-of-memory",
-    "CUDA driver error: out of memory",
-    "Triton Error [CUDA]: out of memory",
-    "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
-    "KV cache is needed, which is larger than the available KV cache memory",
-    "larger than the maximum number of tokens that can be stored in KV cache",
-    cause="gpu.oom",
-    strength=0.93,
-    title="a GPU has not enough free memory",
-    why="The memory of a GPU does not suffice for what is asked, or another process holds it.",
-)
-says(
     "launch-timed-out",
     "the launch timed out and was terminated",
     cause="gpu.illegal-access",
     strength=0.7,
     title="a kernel ran into the time limit of a GPU that also drives a display",
     why="CUDA's run time limit for kernels, in force where a display runs on the GPU.",
-)
-says(
-    "returned-nan",
-    "returned nan values in its",
-    "returned inf values in its",
-    cause="app.nan-or-data",
-    strength=0.9,
-    title="numbers went wrong: a gradient is not a number",
-    why="torch.autograd's anomaly detection found it.",
 )
 says(
     "shared-object-gone",
@@ -284,16 +247,6 @@ says(
     why="Ray's own guess, printed where a worker ended without telling how.",
 )
 says(
-    "socket-closed",
-    "Socket unexpectedly closed",
-    role=Role.SYMPTOM,
-    cause="net.peer-lost",
-    strength=0.36,
-    fold="connection lost (Gloo, store or socket)",
-    title="a peer closed its connection: it died or aborted first",
-    why="The other process died or aborted first.",
-)
-says(
     "nccl-invalid-usage",
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
@@ -338,14 +291,6 @@ says(
     fold="NCCL error number",
     title="a system call inside NCCL failed",
     why="NCCL_DEBUG=WARN says which call: often /dev/shm, a socket or a limit.",
-)
-says(
-    "port-of-etcd-or-worker",
-    "port: {port:int} already in use",
-    cause="net.port-in-use",
-    strength=0.93,
-    title="a port is already in use",
-    why="Another process listens on it.",
 )
 says(
     "ray-port",

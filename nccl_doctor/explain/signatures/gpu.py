@@ -121,9 +121,10 @@ says(
     "No firmware image found",
     "Direct firmware load for nvidia/{file} failed with error",
     'Failed to load {}firmware "amdgpu/{file}"',
+    "river/library version mismatch",
     cause="gpu.driver",
     page="gpu.driver.mismatch",
-    strength=0.93,
+    strength=0.95,
     title="the driver's kernel module and its other files are of different releases",
     why="The driver was updated or removed while the old module stayed loaded, or GSP's firmware of the module's release is not installed.",
 )
@@ -173,8 +174,7 @@ says(
 )
 says(
     "nvlink-error",
-    "uncorrectable NVLink error",
-    "Uncorrectable NVLink error",
+    "ncorrectable NVLink error",
     "cudaErrorNvlinkUncorrectable",
     "CUDA_ERROR_NVLINK_UNCORRECTABLE",
     "CUDA_ERROR_CONTAINED",
@@ -187,10 +187,33 @@ says(
     "P2P is disabled between NVLINK connected GPUs {a} and {b}",
     "Nvlink Data Error",
     "LTSSM Fault",
+    "all links are inactive",
+    "all links are inActive",
+    "Unable to retrieve NVLink information",
+    "NVLink is not active",
+    "nvlink is down",
+    "NVLink down",
+    "NVLink link down",
+    "Inactive NVLink",
+    "nvlink {}inactive",
+    "NVLinks are inactive",
+    "NVLink {}not {}trained",
+    "NVSwitch fatal error",
+    "detected NVSwitch {kind:word} error",
+    "nvswitch {}fatal",
+    "NVSwitch non-fatal",
+    "Fatal NVSwitch",
+    "NVLink Recovery Error",
+    "NVLink Replay Error",
+    "nvlink{}DOWN",
+    "postRxDetLinkMask failed",  # before the links are trained, from Hopper on
     cause="gpu.nvlink",
     strength=0.92,
     title="NVLink is down or reports errors",
-    why="An NVLink is inactive or failed; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.",
+    why="An NVLink is inactive, failed or counts errors; NCCL says so when the driver reports no P2P between NVLink-connected GPUs.",
+    where=lambda groups, line: (
+        not ("Error" in line and line.rstrip().endswith(": 0")) and not re.search(r"\bfatal[ :=]+0\b", line)
+    ),
 )
 
 says(
@@ -442,6 +465,11 @@ says(
     "CUDNN_STATUS_ALLOC_FAILED",
     "NvMapMemAllocInternalTagged: {bytes:int} error 12",  # Jetson
     "is less than desired GPU memory utilization",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
+    "KV cache is needed, which is larger than the available KV cache memory",
+    "larger than the maximum number of tokens that can be stored in KV cache",
     cause="gpu.oom",
     strength=0.93,
     title="a GPU ran out of memory",
@@ -538,10 +566,9 @@ says(
 
 # --- drivers
 says(
-    "driver-too-old",
+    "driver-mismatch",
     "driver version is insufficient for CUDA runtime version",
     "The NVIDIA driver on your system is too old",
-    "Driver/library version mismatch",
     "unsupported toolchain",
     "forward compatibility was attempted on non supported HW",
     "the provided PTX was compiled with an unsupported",
@@ -557,16 +584,44 @@ says(
     "requires a newer driver",
     "compatibility mode is UNAVAILABLE",
     "CUDA initialization: The NVIDIA driver",
+    "system has unsupported display driver / cuda driver combination",
+    "Cuda failure 803",
+    "Cuda failure 804",
+    "MPS client failed to connect to",
+    "Error 803",
+    "Error 804",
+    "cudaErrorSystemDriverMismatch",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    "HSA_STATUS_ERROR",
+    "ROCk module is NOT loaded",
+    "nvml error: driver",
+    "driver rpc error",
+    "this kernel module has the version",
+    "kernel driver mismatch",
+    "Key was rejected by service",
+    "Unable to load the kernel module 'nvidia",
+    "Please see the file '/var/log/nvidia-installer.log'",
+    "nouveau, rivafb, nvidiafb",
+    "The NVIDIA probe routine was not called",
+    "version magic '",
+    "rocm version{}not match",
+    "nvidia-smi{}has failed",
+    "modprobe: FATAL: Module nvidia not found",
+    "GPU access blocked by the operating system",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    "version of the NVIDIA driver",
     cause="gpu.driver",
     strength=0.94,
-    title="the NVIDIA driver does not fit the CUDA libraries or the GPU",
-    why="The driver is too old for the CUDA runtime, or does not match its libraries.",
-    where=lambda groups, line: line.count("cudaError") < 3,  # a list of errors (NVSHMEM) reports none
+    title="the GPU driver does not fit the libraries or the GPU",
+    why="The driver is too old for the CUDA (or ROCm) runtime, does not match its own libraries, or its module is not loaded.",
+    where=lambda groups, line: (
+        line.count("cudaError") < 3  # a list of errors (NVSHMEM) reports none
+        and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
+    ),
 )
 says(
     "no-code-for-the-gpu",
-    "no kernel image is available for execution on the device",
-    "No kernel image",
+    "o kernel image",
     "cudaErrorNoKernelImageForDevice",
     "is not compatible with the current PyTorch installation",
     "HIP error: invalid device function",
@@ -574,8 +629,15 @@ says(
     "TensileLibrary{name}for GPU arch",  # rocBLAS
     "callbackQueue aborting with status: 0x100f",  # ROCm's HSA_STATUS_ERROR_INVALID_ISA
     "ptxas fatal{}: Value '{architecture}' is not defined for option 'gpu-name'",
-    "Unsupported gpu architecture '{architecture}'",  # nvcc
+    "nsupported gpu architecture",  # nvcc
+    "nsupported GPU architecture",
     "nvrtc: error: invalid value for --gpu-architecture",
+    "The current PyTorch install supports CUDA capabilities",
+    "device kernel image is invalid",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "cannot execute binary compiled for",
+    "built for sm_",
+    "is not supported by this build",
     cause="gpu.driver",
     strength=0.94,
     title="the build (torch, an extension or the compiler's toolkit) has no code for this GPU",
@@ -719,54 +781,6 @@ says(
     why="Throttle reasons asked of nvidia-smi or DCGM.",
 )
 
-says(
-    "driver-mismatch-more",
-    "driver/library version mismatch",
-    "system has unsupported display driver / cuda driver combination",
-    "Cuda failure 803",
-    "Cuda failure 804",
-    "MPS client failed to connect to",
-    "Error 803",
-    "Error 804",
-    "device kernel image is invalid",
-    "cudaErrorSystemDriverMismatch",
-    "no kernel image is available",
-    "cannot execute binary compiled for",
-    "built for sm_",
-    "is not supported by this build",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU",
-    "HSA_STATUS_ERROR",
-    "ROCk module is NOT loaded",
-    "nvml error: driver",
-    "driver rpc error",
-    "this kernel module has the version",
-    "The current PyTorch install supports CUDA capabilities",
-    "with CUDA capability sm_",
-    "kernel driver mismatch",
-    "Key was rejected by service",
-    "Unable to load the kernel module 'nvidia",
-    "Please see the file '/var/log/nvidia-installer.log'",
-    "nouveau, rivafb, nvidiafb",
-    "The NVIDIA probe routine was not called",
-    "version magic '",
-    "rocm version{}not match",
-    "nvidia-smi{}has failed",
-    "modprobe: FATAL: Module nvidia not found",
-    "GPU access blocked by the operating system",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-    "unsupported GPU architecture",
-    "version of the NVIDIA driver",
-    "Unsupported gpu architecture",
-    cause="gpu.driver",
-    strength=0.93,
-    title="the GPU driver does not fit the libraries or the GPU",
-    why="Driver, libraries and GPU are of different releases.",
-    where=lambda groups, line: (
-        not ("with CUDA capability sm_" in line and "not compatible" not in line and "no longer" not in line)
-        and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
-    ),
-)
 says(
     "throttle-mask",
     "0x00000000000000{mask:hex}",
@@ -1016,38 +1030,6 @@ says(
     where=lambda groups, line: _IMEX.search(line) is not None,
 )
 
-says(
-    "nvlink-all-inactive",
-    "all links are inActive",
-    "all links are inactive",
-    "Unable to retrieve NVLink information",
-    "NVLink is not active",
-    "nvlink is down",
-    "NVLINK is down",
-    "NVLink down",
-    "NVLink link down",
-    "nvlink link {}down",
-    "Inactive NVLink",
-    "nvlink {}inactive",
-    "NVLinks are inactive",
-    "NVLink {}not {}trained",
-    "NVSwitch fatal error",
-    "detected NVSwitch {kind:word} error",
-    "nvswitch {}fatal",
-    "NVSwitch non-fatal",
-    "Fatal NVSwitch",
-    "NVLink Recovery Error",
-    "NVLink Replay Error",
-    "nvlink{}DOWN",
-    "postRxDetLinkMask failed",  # before the links are trained, from Hopper on
-    cause="gpu.nvlink",
-    strength=0.9,
-    title="NVLink is inactive or in error",
-    why="A tool reports NVLinks that are down or counts their errors.",
-    where=lambda groups, line: (
-        not ("Error" in line and line.rstrip().endswith(": 0")) and not re.search(r"\bfatal[ :=]+0\b", line)
-    ),
-)
 says(
     "nvlink-counters",
     "Link {link:int}: Recovery Errors: {count:int}",

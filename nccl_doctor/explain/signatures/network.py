@@ -89,14 +89,13 @@ says(
 says(
     "port-in-use",
     "EADDRINUSE",
-    "Address already in use",
-    "address already in use",
+    "ddress already in use",
     "has failed to listen on any local network address",
     "Only one usage of each socket address",
-    "Port {port:int} is already in use",
-    "port {port:int} is already in use",
+    "ort {port:int} is already in use",
     "but another process is utilizing it",
     "port is already allocated",  # Docker
+    "port: {port:int} already in use",
     cause="net.port-in-use",
     strength=0.96,
     title="the port is already in use on this host",

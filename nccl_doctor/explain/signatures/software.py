@@ -491,18 +491,6 @@ says(
     title="a process ended at an illegal instruction: a library built for a newer CPU, or native code that traps",
     why="Wheels built with AVX-512 or for another machine's CPU (-march=native); some programs also end on an error of theirs with a trap.",
 )
-says(
-    "crash-in-libnccl",
-    "libnccl.so(+0x",
-    "/libnccl.so.2(",
-    role=Role.SYMPTOM,
-    cause="sw.nccl-bug",
-    strength=0.6,
-    fold="libnccl in a stack",
-    title="a process crashed inside NCCL",
-    why="A native stack or the kernel's segfault line names libnccl.",
-    where=lambda groups, line: "[" in line or "segfault" in line,
-)
 
 says(
     "rank-tables",

@@ -167,6 +167,7 @@ says(
     "peer-closed",
     "Connection closed by remote peer {peer}",
     "Connection closed by remote peer",
+    "Socket unexpectedly closed",
     role=S,
     cause="net.peer-lost",
     strength=0.38,

@@ -106,21 +106,19 @@ _NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)
 says(
     "oom-killer",
     "Out of memory: Kill",
-    "oom-kill:constraint",
-    "Memory cgroup out of memory",
+    "oom-kill",
+    "emory cgroup out of memory",
     "invoked oom-killer",
     "OOMKilled",
     "oom_kill event",
-    "oom-kill event",
     "Some of your processes may have been killed by the cgroup out-of-memory handler",
-    "OUT_OF_MEMORY",
+    "OUT_OF_ME",
     "running low on memory",
     "exceeds the memory usage threshold",
     "Killed process {pid:int} ({name})",
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
-    "exceeded step memory limit",
-    "Exceeded step memory limit",
+    "xceeded step memory limit",
     "memory.max",
     "TERM_MEMLIMIT",
     "job killed: mem",
@@ -130,7 +128,7 @@ says(
     "systemd-oomd killed",
     "MemoryError",
     "not enough memory: you tried to allocate",
-    "Cannot allocate memory",
+    "annot allocate memory",
     "std::bad_alloc",
     "SystemOOM",
     "The node was low on resource: memory",
@@ -138,6 +136,22 @@ says(
     "Memory usage on the node",
     "ran out-of-memory and exited with",  # Vertex AI, AI Platform
     "Job exceeded a memory resource limit",  # Torque
+    "due to memory pressure",
+    "killed by the memory monitor",
+    "Container killed on request. Exit code is 137",
+    "reached its memory limit",
+    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
+    "Unable to allocate {size} for an array",
+    "Memory limit exceeded",
+    "oom_reaper: reaped process",
+    "Killed (out of memory)",
+    "exceeds memory limit",
+    "Detected {count:int} oom",
+    "OOM Killed",
+    "OOM killed",
+    "(OOM)",
+    "exceeded virtual memory limit",
+    "Out Of Memory",
     cause="sys.host-oom",
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
@@ -145,7 +159,7 @@ says(
     where=lambda groups, line: (
         not re.search(
             r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
-            r"strerror: |"  # oneCCL's, of a call of libfabric's
+            r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
@@ -463,38 +477,6 @@ says(
     strength=0.48,
     title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
     why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
-)
-says(
-    "oom-more",
-    "due to memory pressure",
-    "killed by the memory monitor",
-    "Container killed on request. Exit code is 137",
-    "memory cgroup out of memory",
-    "reached its memory limit",
-    "cannot allocate memory",
-    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
-    "Unable to allocate {size} for an array",
-    "ArrayMemoryError",
-    "Memory limit exceeded",
-    "oom_reaper: reaped process",
-    "Killed (out of memory)",
-    "exceeds memory limit",
-    "Detected {count:int} oom",
-    "oom-kill",
-    "OOM Killed",
-    "OOM killed",
-    "(OOM)",
-    "exceeded virtual memory limit",
-    " OUT_OF_ME",
-    "Out Of Memory",
-    cause="sys.host-oom",
-    strength=0.93,
-    title="the host (or its memory cgroup) ran out of memory",
-    why="A scheduler, container runtime or allocator says that host memory ran out.",
-    where=lambda groups, line: (
-        not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out|potential root causes", line)
-        and not _NOBODY_KILLED.search(line)
-    ),
 )
 says(
     "fs-locks",

@@ -708,11 +708,25 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
             "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n    PyTorch 2.1.0+cu121 with CUDA 1201 (you have 2.1.0+cu118)",
         ),
+        (
+            "the driver's kernel module and its other files are of different releases",
+            "Failed to initialize NVML: Driver/library version mismatch",
+        ),
+        (
+            "NCCL chose docker0, which other hosts cannot reach",
+            "n1:1:1 [0] NCCL INFO Bootstrap : Using [0]docker0:172.17.0.1<0>\nn2:1:1 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.2<0>\n"
+            "n2:1:1 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40000> failed : No route to host",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
+    got = explain_text("    Remapped Rows\n        Pending  : Yes\n    GPU Recovery Action  : Reset\n")
+    assert [cause.id for cause in got.causes[:2]] == ["gpu.ecc", "gpu.fell-off-bus"]
 
 
 def test_a_tracker_that_asks_where_nobody_answers() -> None:
