@@ -222,8 +222,7 @@ says(
     'trying to initialize the default process group " "twice!',  # the source line that raised
     "Invalid process group specified",
     "is not registered, please create group",
-    "group is not registered",
-    "Group is not registered",
+    "roup is not registered",
     "is not part of group",
     "Process group has been destroyed",
     "Cannot get rank of",
@@ -272,18 +271,15 @@ says(
 )
 says(
     "nan",
-    "loss is nan",
-    "Unexpected result nan",  # Megatron
+    "oss is nan",
+    "nexpected result nan",  # Megatron
     "Unexpected result inf",
-    "loss is NaN",
-    "Loss is nan",
-    "Loss is NaN",
+    "oss is NaN",
     "NaN detected",
     "nan detected",
     "NaN loss",
     "nan loss",
-    "found NaN",
-    "Found NaN",
+    "ound NaN",
     "got nan",
     "Got nan",
     "loss scale already at minimum",
@@ -304,7 +300,6 @@ says(
     "grad_norm nan",
     "grad norm: nan",
     "is non-finite, so it cannot be clipped",
-    "unexpected result nan",
     "cannot convert float NaN to integer",
     "probability tensor contains either `inf`, `nan`",
     "invalid values:\ntensor([[nan",

@@ -64,8 +64,7 @@ says(
 says(
     "world-size",
     "world_size={world:int}",
-    "world size: {world:int}",
-    "World size: {world:int}",
+    "orld size: {world:int}",
     "WORLD_SIZE={world:int}",
     "world_size: {world:int}",
     "world size {world:int}",

@@ -63,7 +63,7 @@ says(
     "out, generation between steps) break that order; set_z3_leaf_modules takes such a part as one.",
 )
 says(
-    "deserialize-without-gpu",
+    "fewer-gpus-than-wanted",
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
     "FSDP needs a non-CPU accelerator device",

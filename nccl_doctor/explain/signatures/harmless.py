@@ -245,8 +245,7 @@ says(
     "client-left",
     "Aborted request",
     "Abort request",
-    "client disconnected",
-    "Client disconnected",
+    "lient disconnected",
     role=H,
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )

@@ -349,10 +349,8 @@ says(
     "Failed to query GID",
     "GID table changed",
     "No RoCE GID",
-    "No suitable GID",
-    "No usable GID",
-    "no usable GID",
-    "no suitable GID",
+    "o suitable GID",
+    "o usable GID",
     "GID not found",
     "Failed to find GID",
     "GID: 00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00",  # perftest

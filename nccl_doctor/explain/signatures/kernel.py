@@ -165,7 +165,6 @@ says(
     "NHC: check_{check}",
     "reason set to: {check}",
     " Reason={check} [",
-    "Prolog failed",
-    "prolog failed",
+    "rolog failed",
     why="A node health check or the scheduler's prolog refused a node; its words tell the subject.",
 )

@@ -442,10 +442,8 @@ says(
 # --- MTU
 says(
     "mtu-ping",
-    "message too long, mtu={mtu:int}",
-    "Message too long",
+    "essage too long",
     "Frag needed and DF set",
-    "message too long",
     "fragmentation needed",
     cause="net.mtu",
     strength=0.92,
