@@ -108,7 +108,6 @@ says(
     "DataLoader worker exited unexpectedly",
     "ERROR: Unexpected {what} encountered in worker.",
     "DataLoader timed out after {seconds:int} seconds",
-    "Caught {name:word} in DataLoader worker process {index:int}",
     "Pin memory thread exited unexpectedly",
     cause="app.dataloader-worker",
     strength=0.94,
@@ -116,7 +115,7 @@ says(
     why="A worker process was killed by a signal, exited or gave no batch in time.",
     # Interrupt, Terminated, Hangup: it was stopped together with its job.
     where=lambda groups, line: (
-        not any(word in line for word in ("Caught", "Bus error", "bus error", "Interrupt", "Terminated", "Hangup"))
+        not any(word in line for word in ("Bus error", "bus error", "Interrupt", "Terminated", "Hangup"))
     ),
 )
 says(
@@ -628,7 +627,6 @@ says(
     "loss-scale",
     "Attempted loss scale",
     "decreasing to minimum",
-    "OverflowError",
     "loss scale{}minimum",
     "reducing loss scale to ",
     cause="app.nan-or-data",

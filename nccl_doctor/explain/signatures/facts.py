@@ -39,10 +39,9 @@ says(
 )
 says(
     "mnnvl-used",
-    "MNNVL {used:int} cliqueId",
     " MNNVL {used:int}",
     why="Whether this communicator uses NVLink between nodes (MNNVL).",
-    where=lambda groups, line: groups.get("used") == "1",
+    where=lambda groups, line: groups["used"] == "1",
 )
 says("nccl-nodes", " nNodes {nodes:int} localRanks {local:int}", why="How many nodes NCCL sees.")
 says(

@@ -589,7 +589,6 @@ says(
     "/dev/infiniband: No such file",
     "/dev/infiniband/{dev}: No such",
     "No such file or directory{}uverbs",
-    "libibverbs: Warning: no userspace device-specific driver",
     "NET/IB : Unable to open device",
     "uverbs{}Permission denied",
     "'/dev/infiniband'",
@@ -610,7 +609,6 @@ says(
     strength=0.72,
     title="no usable RDMA device in this process",
     why="Verbs find no device: not passed into the container, driver not loaded, or the wrong library.",
-    where=lambda groups, line: "no userspace device-specific driver" not in line,
 )
 says(
     "no-verbs-warn",

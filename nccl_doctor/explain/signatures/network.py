@@ -84,7 +84,6 @@ says(
     strength=0.8,
     title="{host} does not answer on ssh: {error}",
     why="The launcher could not reach a host by ssh.",
-    where=lambda groups, line: True,
 )
 says(
     "port-in-use",
