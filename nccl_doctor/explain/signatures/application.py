@@ -50,6 +50,19 @@ says(
     why="A message's size differs from what the receiver posted: different collectives, shapes or order on the ranks (or different NCCL_ALGO/PROTO).",
 )
 says(
+    "collective-sizes-hint",
+    "mismatch in collective sizes",
+    "collective mismatch",
+    "collectives do not match",
+    "different collectives",
+    "size mismatch between ranks",
+    "sizes do not match across ranks",
+    cause="app.collective-mismatch",
+    strength=0.8,
+    title="the ranks issued collectives that do not match",
+    why="The library itself suspects different collectives or sizes.",
+)
+says(
     "model-differs",
     "DDP expects same model across all ranks, but Rank {rank:int} has {mine:int} params, while rank {other:int} has inconsistent {theirs:int} params",
     "appears not to match sizes of the same param in process",

@@ -248,14 +248,6 @@ says(
     "rdzv_endpoint      : {address:word}",  # torchrun's launch configs
     why="The master's address on a launcher's command line, or as torchrun has read it.",
 )
-says(
-    "torchrun-failed",
-    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
-    "Root Cause (first observed failure)",
-    role=Role.SYMPTOM,
-    fold="torchrun's failure table (its root cause is only the first process that exited)",
-    why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.",
-)
 says("torchrun-host", "host      : {host:word}", every=True, why="A host in torchrun's failure table.")
 says(
     "torchrun-rank",
@@ -271,67 +263,10 @@ says(
     why="NCCL lost the other end of a connection: this rank is the victim of another one, or of the network.",
 )
 says(
-    "torchrun-exit",
-    "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary",
-    role=Role.SYMPTOM,
-    fold="torchrun saw a worker exit",
-    why="A worker ended; why is in that worker's own lines.",
-)
-says(
-    "nccl-error-text",
-    "NCCL error in: {place}, {text}, NCCL version",
-    "NCCL error in: {place}, {text}",
-    "NCCL error {place} '{text}'",
-    "NCCL operation {place} failed: {text}",  # XLA
-    "NCCL failure :{text}",  # XGBoost
-    "NCCL error({code:int}), {text}",  # Paddle
-    "Nccl error, {text}",  # Paddle before 2.2
-    "NCCL_ERROR: b'{text}'",  # RAPIDS
-    "call='nccl{call}', Reason={code:int}:{text}",  # raft
-    "nccl{call:word} failed: {text}",  # Horovod
-    "NCCL_ERROR_{name:word}: {text}",  # CuPy
-    "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
-    "unhandled system error",
-    "internal error - please report this issue to the NCCL developers",
-    "invalid usage (run with NCCL_DEBUG",
-    "invalid argument (run with NCCL_DEBUG",
-    "ncclSystemError: System call",
-    "ncclRemoteError: A call failed",
-    "ncclInternalError: Internal check failed",
-    "ncclUnhandledCudaError: Call to CUDA",
-    "ncclInvalidUsage: This usually",
-    "ncclInvalidArgument: Invalid value",
-    "Test NCCL failure",
-    role=Role.SYMPTOM,
-    fold="a call of NCCL failed",
-    why="A program (torch, XLA, Horovod, Paddle, a serving engine) repeats NCCL's code: the WARN line of that process before it says what happened.",
-)
-says(
     "collective-call",
     "INFO {operation:word}: opCount {number:hex} sendbuff {} recvbuff {} count {count:int} datatype {type:int} op {op:int} root {root:int} "
     "comm {comm:hex} [nranks={nranks:int}]",
     why="NCCL_DEBUG_SUBSYS=COLL: a rank calls a collective. The number counts the launches of the communicator, in hexadecimal.",
-)
-says(
-    "nccl-trail",
-    "NCCL INFO {place:word} -> {code:int}",
-    role=Role.SYMPTOM,
-    fold="NCCL's return trail",
-    why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
-    where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
-    # a file and its line; with the first digit, for a literal of three bytes makes the search for all of them slower
-    wake=(".cc:", ".cpp:", ".cu:", *(f".{kind}:{digit}" for kind in "ch" for digit in range(1, 10))),
-)
-says(
-    "nccl-abort",
-    " rank {rank:int} nranks {nranks:int} cudaDev {device} busId {bus:hex} - Abort COMPLETE",
-    "Abort COMPLETE",
-    "Abort START",
-    "Revoke START",
-    "Revoke COMPLETE",
-    role=Role.SYMPTOM,
-    fold="communicators aborted",
-    why="Somebody called ncclCommAbort (or ncclCommRevoke), usually torch's watchdog after an error.",
 )
 says(
     "busbw-row",
