@@ -273,26 +273,6 @@ says(
     why="Paddle prints it below any error of NCCL where errno is ENOSPC or EAGAIN; that may be left from an earlier call.",
 )
 says(
-    "nccl-error-number-cuda",
-    "NCCL Error 1: unhandled cuda error",
-    role=Role.SYMPTOM,
-    cause="gpu.driver",
-    strength=0.3,
-    fold="NCCL error number",
-    title="a CUDA call inside NCCL failed",
-    why="NCCL_DEBUG=WARN says which call.",
-)
-says(
-    "nccl-error-number-system",
-    "NCCL Error 2: unhandled system error",
-    role=Role.SYMPTOM,
-    cause="sys.shm",
-    strength=0.3,
-    fold="NCCL error number",
-    title="a system call inside NCCL failed",
-    why="NCCL_DEBUG=WARN says which call: often /dev/shm, a socket or a limit.",
-)
-says(
     "ray-port",
     "Failed to start the grpc server. The specified port is {port:int}",
     cause="net.port-in-use",
