@@ -457,7 +457,6 @@ says(
 says(
     "subprocess-failed",
     "subprocess.CalledProcessError: Command",
-    "exits with return code = {code:int}",
     "Killing subprocess {pid:int}",
     role=S,
     fold="the launcher reports a failed process",

@@ -729,6 +729,15 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
     assert [cause.id for cause in got.causes[:2]] == ["gpu.ecc", "gpu.fell-off-bus"]
 
 
+def test_a_line_is_counted_once_among_the_consequences() -> None:
+    got = explain_text(
+        "[launch.py:315:sigkill_handler] Killing subprocess 301\n"
+        "[launch.py:325:sigkill_handler] ['/usr/bin/python', '-u', 'train.py'] exits with return code = 1\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    assert [item.count for item in got.consequences if item.text == "the launcher reports a failed process"] == [2]
+
+
 def test_a_tracker_that_asks_where_nobody_answers() -> None:
     got = explain_text(
         "wandb: Enter your choice: [2024-09-14 11:10:18,321] [INFO] [launch.py:316] Killing subprocess 7\n"
