@@ -53,14 +53,6 @@ says(
     where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
-    "hydra-connect",
-    'unable to connect from "{own}" to "{host}" ({error})',
-    cause="net.master-unreachable",
-    strength=0.74,
-    title="{own} cannot connect back to mpiexec on {host}: {error}",
-    why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
-)
-says(
     "launcher-ssh-failed",
     "Command 'ssh -o PasswordAuthentication=no {host} hostname' returned non-zero exit status",  # DeepSpeed
     "unable to run bstrap_proxy on {host} (pid",  # Intel MPI

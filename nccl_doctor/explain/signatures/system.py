@@ -467,14 +467,6 @@ says(
     why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
 )
 says(
-    "mpi-daemon-lost",
-    "has lost communication with a remote daemon",
-    cause="sys.node-failure",
-    strength=0.48,
-    title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
-    why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
-)
-says(
     "fs-locks",
     "No locks available",
     "Errno 37]",
