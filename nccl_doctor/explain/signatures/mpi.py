@@ -137,39 +137,6 @@ says(
     why="Slower, no failure of its own: -mca coll_hcoll_enable 0 (coll_ucc_enable 0) asks for it no more.",
 )
 
-# --- Intel MPI and MPICH
-says(
-    "intel-mpi-fabric",
-    " fabric is not available and fallback fabric is not enabled",
-    "MPI startup(): cannot open dynamic library lib",
-    cause="net.plugin",
-    page="net.plugin.transport",
-    strength=0.68,
-    title="Intel MPI cannot use the fabric that it was told to use",
-    why="I_MPI_FABRICS (or the build's default) names a fabric whose library (libdat2.so, libtmi.so, libfabric) or device is missing here; I_MPI_FALLBACK=1 lets it take another.",
-)
-says(
-    "mpi-reads-no-memory",
-    "Cannot read from remote process",
-    "process_vm_readv{}Operation not permitted",
-    cause="sys.container",
-    strength=0.82,
-    title="MPI may not read the memory of its neighbour process: ptrace is restricted",
-    why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope, seccomp or a container without SYS_PTRACE forbid.",
-    where=lambda groups, line: "MPI" in line or "process_vm_readv" in line,
-)
-says(
-    "hydra-gives-up",
-    "process manager error waiting for completion",
-    "demux engine error waiting for event",
-    "launcher returned error waiting for completion",
-    role=Role.SYMPTOM,
-    cause="net.peer-lost",
-    strength=0.4,
-    fold="Hydra's processes give up",
-    title="mpiexec (Hydra) lost one of its proxies or processes, and does not say why",
-    why="Each caller adds its line on the way up; the first line, or the process that ended first, tells more.",
-)
 says(
     "mpi-no-such-rank",
     "Failed: MPI error {place} '6'",
@@ -198,14 +165,6 @@ says(
     strength=0.86,
     title="srun cannot load the MPI plug-in that was asked for: choose one that `srun --mpi=list` shows, or install PMIx where Slurm looks for it",
     why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
-)
-says(
-    "mpi-singleton",
-    "This singleton init program attempted to access some feature",
-    cause="launch.env-missing",
-    strength=0.8,
-    title="MPICH's processes find no process manager: each takes itself for the only one of the job",
-    why="srun speaks another PMI than this MPICH was built for (srun --mpi=pmi2 or pmix), or mpiexec was left out.",
 )
 says(
     "mpi-daemon-missing",
@@ -346,6 +305,36 @@ says(
     title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
     why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
 )
+
+# --- Intel MPI and MPICH
+says(
+    "intel-mpi-fabric",
+    " fabric is not available and fallback fabric is not enabled",
+    "MPI startup(): cannot open dynamic library lib",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.68,
+    title="Intel MPI cannot use the fabric that it was told to use",
+    why="I_MPI_FABRICS (or the build's default) names a fabric whose library (libdat2.so, libtmi.so, libfabric) or device is missing here; I_MPI_FALLBACK=1 lets it take another.",
+)
+says(
+    "mpi-reads-no-memory",
+    "Cannot read from remote process",
+    "process_vm_readv{}Operation not permitted",
+    cause="sys.container",
+    strength=0.82,
+    title="MPI may not read the memory of its neighbour process: ptrace is restricted",
+    why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope, seccomp or a container without SYS_PTRACE forbid.",
+    where=lambda groups, line: "MPI" in line or "process_vm_readv" in line,
+)
+says(
+    "mpi-singleton",
+    "This singleton init program attempted to access some feature",
+    cause="launch.env-missing",
+    strength=0.8,
+    title="MPICH's processes find no process manager: each takes itself for the only one of the job",
+    why="srun speaks another PMI than this MPICH was built for (srun --mpi=pmi2 or pmix), or mpiexec was left out.",
+)
 says(
     "hydra-connect",
     'unable to connect from "{own}" to "{host}" ({error})',
@@ -353,4 +342,16 @@ says(
     strength=0.74,
     title="{own} cannot connect back to mpiexec on {host}: {error}",
     why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
+)
+says(
+    "hydra-gives-up",
+    "process manager error waiting for completion",
+    "demux engine error waiting for event",
+    "launcher returned error waiting for completion",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="Hydra's processes give up",
+    title="mpiexec (Hydra) lost one of its proxies or processes, and does not say why",
+    why="Each caller adds its line on the way up; the first line, or the process that ended first, tells more.",
 )
