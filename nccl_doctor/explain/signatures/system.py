@@ -108,7 +108,6 @@ says(
     "Out of memory: Kill",
     "oom-kill",
     "emory cgroup out of memory",
-    "invoked oom-killer",
     "OOMKilled",
     "oom_kill event",
     "Some of your processes may have been killed by the cgroup out-of-memory handler",
