@@ -127,9 +127,7 @@ says(
     title="a DataLoader worker died or hung",
     why="A worker process was killed by a signal, exited or gave no batch in time.",
     # Interrupt, Terminated, Hangup: it was stopped together with its job.
-    where=lambda groups, line: (
-        not any(word in line for word in ("Bus error", "bus error", "Interrupt", "Terminated", "Hangup"))
-    ),
+    where=lambda groups, line: re.search("[Bb]us error|Interrupt|Terminated|Hangup", line) is None,
 )
 says(
     "data-worker-gone",
@@ -627,9 +625,7 @@ says(
     title="a file the program reads is damaged or incomplete",
     why="A checkpoint or data file cannot be read: written half, or damaged.",
     # torch 2.6 loads weights only, unless it is told otherwise: the file need not be damaged
-    where=lambda groups, line: (
-        not any(word in line for word in ("WARN", "Skip", "skip", "Weights only load failed", "raise "))
-    ),
+    where=lambda groups, line: re.search("WARN|[Ss]kip|Weights only load failed|raise ", line) is None,
 )
 # DeepSpeed's least scale unless told otherwise. Of a larger one, hysteresis keeps the same number after an overflow.
 # apex has no least scale: it starts at 65536, and halves it below 1 where all steps overflow.

@@ -262,10 +262,7 @@ says(
     title="a network link went down (kernel log)",
     why="The adapter's driver reports that the link went down.",
     where=lambda groups, line: (
-        any(
-            word in line
-            for word in ("mlx", "bnxt", "ib", "eth", "ens", "enp", "irdma", "port", "Link", "bond", "Cable")
-        )
+        re.search(r"mlx|bnxt|ib|eth|ens|enp|irdma|port|Link|bond|Cable", line) is not None
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
 )
@@ -452,26 +449,12 @@ says(
     title="GPU memory cannot be registered for GPUDirect RDMA",
     why="Registration of GPU memory fails (EFAULT, EINVAL): nvidia_peermem is not loaded or was built for other drivers, or DMA-BUF is not supported.",
     where=lambda groups, line: (
-        any(
-            word in line
-            for word in (
-                "Bad address",
-                "Invalid argument",
-                "errno 14",
-                "errno 22",
-                "error=14",
-                "error=22",
-                "error=93",
-                "EFAULT",
-                "peermem",
-                "peer_mem",
-                "peer_memory",
-                "dmaBufSupported: 0",
-                "Operation not supported",
-                "gdr_pin_buffer",
-                "p2p_get_pages",
-            )
+        re.search(
+            r"Bad address|Invalid argument|Operation not supported|EFAULT|errno (?:14|22)|error=(?:14|22|93)|peer_?mem|"
+            r"dmaBufSupported: 0|gdr_pin_buffer|p2p_get_pages",
+            line,
         )
+        is not None
         and "loaded: yes, dma" not in line
     ),
 )

@@ -312,8 +312,7 @@ says(
     "bytes: {between}ms",
     sampled=True,
     why="A collective of some size and how long it took.",
-    where=lambda groups, line: any(
-        word in line.lower()
-        for word in ("reduce", "gather", "broadcast", "all_to_all", "alltoall", "collective", "send")
+    where=lambda groups, line: (
+        re.search("reduce|gather|broadcast|all_?to_?all|collective|send", line, re.IGNORECASE) is not None
     ),
 )

@@ -509,6 +509,15 @@ says(
     why="nf_conntrack has no room for another connection (net.netfilter.nf_conntrack_max): new ones fail at random.",
 )
 says(
+    "neighbour-table-full",
+    "neighbor table overflow",
+    "neighbour table overflow",
+    cause="net.firewall",
+    strength=0.84,
+    title="the kernel's table of neighbours (ARP) is full: packets to further hosts are dropped",
+    why="More hosts on the link than net.ipv4.neigh.default.gc_thresh3 admits: connections to some peers fail at random.",
+)
+says(
     "packet-dropped",
     " SRC={source:word} DST={target:word} {}PROTO={}DPT=",
     cause="net.firewall",

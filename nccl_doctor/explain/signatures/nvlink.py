@@ -213,21 +213,7 @@ says(
     why="MNNVL memory cannot be shared: no /dev/nvidia-caps-imex-channels in this container, or the IMEX domain is not ready. CUDA error 800 in cuMem calls says the same.",
     where=lambda groups, line: (
         "IMEX log" not in line
-        and any(
-            word in line
-            for word in (
-                "WARN",
-                "rror",
-                "ail",
-                "not ",
-                "DOWN",
-                "UNAVAILABLE",
-                "No such",
-                "missing",
-                "DEGRADED",
-                "INVALID",
-            )
-        )
+        and re.search(r"WARN|rror|ail|not |DOWN|UNAVAILABLE|No such|missing|DEGRADED|INVALID", line) is not None
     ),
 )
 says(

@@ -26,6 +26,14 @@ says(
     title="GPU peer-to-peer does not work",
     why="Peer access or IPC between GPUs fails or copies wrong data: ACS or IOMMU redirection, a VM, consumer cards, or a container without shared IPC.",
 )
+says(
+    "p2p-not-enabled",
+    "P2P is disabled between connected GPUs {a} and {b}",
+    "Could not enable P2P between dev {a} and dev {b}",
+    "CANNOT Access Peer Device",
+    "Device {a:int} peer access Device {b:int} is not available",  # TensorRT-LLM, turbomind
+    why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
+)
 # CUDA's error 400 is about a handle that another process has exported only where these files or calls are named
 _BETWEEN_PROCESSES = re.compile(
     r"[Ii]pc|IPC|p2p\.cc|shm\.cc|ShareableHandle|custom_all_reduce|symmetric_memory|SymmetricMemory"

@@ -454,6 +454,36 @@ says(
     why="The scheduler or the kernel says that a host went away.",
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
+says(
+    "node-died",
+    "error: Nodes {nodes:word} not responding",
+    "unexpectedly rebooted",
+    "Node {node:word} rebooted {seconds:int} secs ago",
+    "BOOT_FAIL",
+    "Reason=NodeDown",
+    "PLEG is not healthy",
+    "detected hard LOCKUP",
+    "kernel BUG at",
+    "unable to handle kernel",
+    "BUG: kernel NULL pointer dereference",
+    "unable to handle page fault",
+    "general protection fault, probably for non-canonical",
+    "UE memory {kind:word} error on",
+    "due to hardware memory corruption",
+    "Memory failure: 0x{page:hex}: ",
+    "detected stalls on CPUs/tasks",
+    "| IERR",
+    "CATERR",
+    "Uncorrectable ECC {}DIMM",
+    "Memory #0x{}Uncorrectable ECC",
+    " - crash {}(",
+    "compute.instances.hostError",
+    cause="sys.node-failure",
+    strength=0.84,
+    title="a host died, rebooted, or its hardware or kernel failed",
+    why="The scheduler lost the node, or its kernel reports a fault that no program survives: uncorrectable memory, a lock-up, a crash.",
+    where=lambda groups, line: ": Recovered" not in line,
+)
 
 says(
     "raylet-ended",
@@ -541,4 +571,20 @@ says(
             r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
         )
     ),
+)
+says(
+    "container-name-taken",
+    'Conflict. The container name "{name}" is already in use by container',
+    cause="unrelated",
+    strength=0.8,
+    title="a container with the name {name} is already there",
+    why="Docker starts no second one of the name, also where the first has ended: docker rm, or another --name.",
+)
+says(
+    "adapter-not-in-container",
+    'adding custom device "/dev/infiniband/{device:word}": no such file or directory',
+    cause="ib.device-not-found",
+    strength=0.85,
+    title="the host has no /dev/infiniband/{device}",
+    why="The container is given an RDMA device that the host's kernel did not make: no adapter, no driver, or ib_uverbs is not loaded.",
 )
