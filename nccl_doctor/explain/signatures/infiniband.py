@@ -284,7 +284,7 @@ says(
     "port state{}: Down",
     "state DOWN",
     "State: Initializing",
-    "PORT_INIT",
+    "PORT_INIT (2)",
     cause="ib.port-down",
     strength=0.88,
     title="an InfiniBand/RoCE port is not active",

@@ -475,14 +475,14 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "security group",
-    "NetworkPolicy",
-    "filter_drop",
-    "IN=eth0 OUT={}DPT=",
     cause="net.firewall",
     strength=0.8,
     title="a firewall rule drops or rejects the job's connections",
-    why="The log shows a dropping rule or a dropped packet.",
+    why="The log shows a dropping rule, a dropped packet, or that a host's firewall is on.",
+    where=lambda groups, line: (
+        re.search(r"\b(?:firewalld|ufw)\b", line) is None
+        or re.search(r"\b(?:firewalld|ufw)\b[^,;]*\bactive\b", line) is not None
+    ),
 )
 says(
     "open-ports",

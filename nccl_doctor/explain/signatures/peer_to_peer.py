@@ -54,7 +54,6 @@ says(
     "cuMemExportToShareableHandle",
     "invalid resource handle",
     "topology unsupported{}P2P",
-    "custom_all_reduce",
     "P2P capability",
     "GPU P2P",
     cause="gpu.p2p",

@@ -118,7 +118,6 @@ says(
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
     "xceeded step memory limit",
-    "memory.max",
     "TERM_MEMLIMIT",
     "job killed: mem",
     "job killed: vmem",
@@ -148,7 +147,6 @@ says(
     "Detected {count:int} oom",
     "OOM Killed",
     "OOM killed",
-    "(OOM)",
     "exceeded virtual memory limit",
     "Out Of Memory",
     cause="sys.host-oom",
@@ -274,6 +272,9 @@ says(
     "+0x{offset:hex}/0x{size:hex} [amdgpu]",
     why="A function of the GPU's driver in a kernel stack.",
 )
+# Names that also stand in lines of a sound mount
+_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph")
+_UNWELL = re.compile(r"rror|ail|lost|closed|\bdown\b|hung|hang|unmount|expel|suspen|ime(?:d )?-?out|stale|respon|lease")
 says(
     "fs-trouble",
     "Stale file handle",
@@ -296,7 +297,6 @@ says(
     "XFS {}: {}error",
     "Errno 5]",
     "Errno 116",
-    "lease expired",
     "Connection to {} (at {}) was lost; in progress operations using this service",
     "WekaFS",
     "Host is down",
@@ -322,8 +322,9 @@ says(
         not re.search(
             r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(|register (?:memory|MR|mr)\b",
             line,
-        )
-    ),  # status -3: UCX's
+        )  # status -3: UCX's
+        and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
+    ),
 )
 
 says(
@@ -505,24 +506,21 @@ says(
     "Text file busy",
     "Device or resource busy: '.nfs",
     "Resource deadlock avoided",
-    "flock: ",
+    "flock: failed",
     "Rewound credential",
     "Expired credential",
     "Invalid authentication credential",
     "Clock skew detected",
     "clock is skewed",
-    "not synchronized",
     "unable to acquire lock",
     "filelock{}Timeout",
     "Lock {} could not be acquired",
     "Timeout: The file lock",
     "Structure needs cleaning",
-    "Bad message",
     "Errno 74]",
     "Errno 110]",
     "nfs4_reclaim",
     "NFS: state manager",
-    "sunrpc",
     "in uninterruptible sleep",
     "rpc_wait_bit_killable",
     "wait_on_page",
@@ -531,9 +529,7 @@ says(
     strength=0.84,
     title="a shared file system (or the host's clock) is in trouble",
     why="File locks are refused, the file system is read-only or hangs, or clocks differ (munge).",
-    where=lambda groups, line: (
-        not re.search(r"check lease failed|Connection|connect|NTP synchronized: yes|flock: LOCK_SH ok", line)
-    ),
+    where=lambda groups, line: not re.search(r"check lease failed|Connection|connect|NTP synchronized: yes", line),
 )
 says(
     "container-runtime",
