@@ -292,9 +292,10 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
-# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
+# What may happen, or a list of what may have: "can be preempted", "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
 _ONE_OF_MANY = re.compile(
-    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b|"
+    r"\b(?:can|may|might|could) be (?:preempted|evicted)\b|\b[Hh]andlers?\b"
 )
 # A list of signals that a program handles (torchrun tells its own), and a daemon's reload
 _NO_HANGUP = re.compile(r"SIG(?!HUP|NAL)[A-Z]{3}|\b(?:[Rr]e-?(?:load|open|configur|start)|[Rr]otat|[Ii]gnor)")

@@ -91,7 +91,7 @@ says(
     strength=0.96,
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
-    where=lambda groups, line: "ignoring the error" not in line,
+    where=lambda groups, line: re.search(r"ignoring the error|trying|instead|\busing\b|next port", line) is None,
 )
 says(
     "port-reserved",
@@ -361,7 +361,6 @@ says(
     "getaddrinfo failed",
     "gaierror",
     "error encountered when getting address info",
-    "no valid {}pair found",
     "Unknown host",
     "Name does not resolve",
     "dial tcp: lookup {name} on {server}: ",  # programs in Go (Kubernetes, containerd, Ray's operator)
@@ -369,8 +368,6 @@ says(
     "NXDOMAIN",
     "nslookup: can't resolve",
     "** server can't find",
-    "could not be resolved",
-    "cannot be resolved",
     cause="net.hostname-resolution",
     page="net.hostname-resolution.unresolved",
     strength=0.93,

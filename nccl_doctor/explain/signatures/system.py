@@ -102,7 +102,9 @@ says(
 # "Detected 0 oom_kill events", "oom_kill 0" (memory.events), "oom-kill events: 0"
 # What a program that runs other programs (graders, sandboxes) tells of theirs.
 QUOTED_OUTPUT = re.compile(r"\breturncode=|\bstd(?:err|out)=[\"']")
-_NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b", re.IGNORECASE)
+_NOBODY_KILLED = re.compile(
+    r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b|oomkilled\W{1,4}false", re.IGNORECASE
+)
 says(
     "oom-killer",
     "Out of memory: Kill",
@@ -244,13 +246,17 @@ says(
     "OSError: Not enough disk space",
     "OutOfDiskError",
     "DiskPressure",
-    "ephemeral-storage",
+    "The node was low on resource: ephemeral-storage",
+    "phemeral local storage usage exceeds",
     cause="sys.disk-full",
     strength=0.93,
     title="a disk or quota is full",
     why="Writing failed for want of space (or quota) on the path in the message.",
     where=lambda groups, line: (
-        not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
+        not re.search(
+            r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi|DiskPressure\W+False|NoDiskPressure",
+            line,
+        )
     ),
 )
 says(

@@ -749,6 +749,18 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "flock: LOCK_SH ok",
         "different collectives are overlapped",
         "custom_all_reduce is not used",
+        "the version of the NVIDIA driver is 550.54.15",
+        "INFO destroyed process group",
+        "torch.distributed: process group is already initialized, skipping",
+        "        ephemeral-storage:  100Gi",
+        "  DiskPressure     False   Mon, 02 Mar 2026   KubeletHasNoDiskPressure   kubelet has no disk pressure",
+        '            "OOMKilled": false,',
+        "jobs of this partition can be preempted",
+        "SIGTERM and SIGHUP handlers installed: Received SIGTERM means save and leave",
+        "Trainer State: Initializing",
+        "the conflict between numpy 1.26 and 2.1 cannot be resolved",
+        "dashboard: port 8265 is already in use, using 8266",
+        "nan check: contains NaN: False",
     ],
 )
 def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
@@ -760,6 +772,7 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "line"),
     [
+        ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
         ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
         ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
         (
