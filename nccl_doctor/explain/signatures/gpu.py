@@ -678,6 +678,11 @@ says(
 
 # --- heat and power
 says(
+    "straggler-report",
+    "STRAGGLER DETECTION WARNING: Some GPUs {what}. Affected ranks: {ranks}",
+    why="NVIDIA's resiliency extension times the kernels of each rank: these GPUs are slower than the others', or than they were.",
+)
+says(
     "throttle",
     "Slowdown{}: Active",
     "clocks_throttle_reasons.hw_slowdown{}Active",

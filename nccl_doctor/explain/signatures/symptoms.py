@@ -524,12 +524,14 @@ says(
 says(
     "jax-task-silent",
     "task:{task:int} heartbeat timeout",
+    "/job:jax_worker/replica:{replica:int}/task:{task:int}",  # the list below "tasks are unhealthy"
     role=S,
     cause="net.peer-lost",
     strength=0.5,
     fold="JAX coordination service",
     title="task {task} of the JAX job stopped answering its coordinator",
     why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+    where=lambda groups, line: "heartbeat timeout" in line or re.search(r"/task:\d+\s*$", line) is not None,
 )
 _XLA_ABORTS = (
     "Aborting communicator: {communicator} due to async NCCL error: {error}",
@@ -624,6 +626,7 @@ says(
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
     where=lambda groups, line: (
         "heartbeat timeout" not in line  # the coordinator itself tells of another task
+        and "tasks are unhealthy" not in line
         and "preemption notice from coordination service" not in line
         and "RPC to coordination service" not in line
         and " UNAVAILABLE: Internal: " not in line  # a model in Triton's table
