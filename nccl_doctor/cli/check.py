@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def check(
 
     Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
     """
-    rows = _hosts.load_thresholds(thresholds)
+    rows = _judging.load_thresholds(thresholds)
     _hosts.check_release(nccl_version, "--nccl-version")
     if save is not None:
         _hosts.check_writable(save, "--save")
@@ -166,9 +166,9 @@ def _tell(
 ) -> None:
     from nccl_doctor.rules.judge import judge, to_json
 
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _judging.save_bundle(bundle, save)
     report: Report = judge(bundle, rows)
-    _hosts.keep(history, bundle, report, "check")
+    _judging.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
     _hosts.tell_interrupted(bundle)
     if bundle.interrupted:
