@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -105,29 +105,44 @@ def ourselves(program: str, *words: str) -> list[str]:
     return [sys.executable, "-c", start, *words]
 
 
-def one_of(*formats: str) -> Callable[[str], str]:
-    """A parser of ``--format``: one of these words. What people read is ``text`` in every command; it was ``console`` in
-    some and ``table`` in ``bench``, which they all take."""
+def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A parser of an option that takes one of these words; ``also``: other spellings, and what each stands for."""
 
     def parse(word: str) -> str:
-        word = "text" if word in ("console", "table") else word
-        if word not in formats:
-            raise typer.BadParameter(f"{word!r} is not one of {', '.join(formats)}")
+        word = (also or {}).get(word, word)
+        if word not in words:
+            raise typer.BadParameter(f"{word!r} is not one of {', '.join(words)}")
         return word
 
     return parse
+
+
+def format_of(*formats: str) -> Callable[[str], str]:
+    """A parser of ``--format``. What people read is ``text``; some commands called it ``console``, ``bench`` ``table``."""
+    return one_of(*formats, also={"console": "text", "table": "text"})
 
 
 def report_format(word: str) -> str:
     """A parser of ``--format`` where a report can be told in many."""
     from nccl_doctor.report import formats
 
-    return one_of(*formats.names())(word) if word else ""
+    return format_of(*formats.names())(word) if word else ""
+
+
+def release(text: str) -> str:
+    """A parser of an NCCL or PyTorch release; empty is none given."""
+    from nccl_doctor.env.versions import parse
+
+    try:
+        parse(text or "2.0")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 Format = Annotated[
     str,
-    typer.Option(parser=one_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
+    typer.Option(parser=format_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
 ]
 Silence = Annotated[
     str,
@@ -343,16 +358,6 @@ def tell_interrupted(bundle: Bundle) -> None:
     """Say that the run was ended before its end, and by what."""
     if bundle.interrupted:
         say(f"{_signals.interrupted_by()}: this is what was measured until then")
-
-
-def check_release(text: str, option: str) -> None:
-    """Stop where the user's NCCL or PyTorch release is none; empty is none given."""
-    from nccl_doctor.env.versions import parse
-
-    try:
-        parse(text or "2.0")
-    except ValueError as error:
-        stop(f"{option}: {error}")
 
 
 def check_writable(path: Path, option: str) -> None:

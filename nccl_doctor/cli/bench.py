@@ -24,6 +24,18 @@ FORMATS = ("text", "json", "csv", "nccl-tests")
 SIZES = "1K:64M:x4"
 
 
+def _dtype(word: str) -> str:
+    from nccl_doctor.bench.model import DTYPES, full_dtype
+
+    return _hosts.one_of(*DTYPES)(full_dtype(word))
+
+
+def _operation(word: str) -> str:
+    from nccl_doctor.bench.model import OPS
+
+    return _hosts.one_of(*OPS)(word)
+
+
 @app.command(
     short_help="How fast are the collectives, over which path, and is that good?",
     epilog=examples(
@@ -54,11 +66,21 @@ def bench(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
+        str,
+        typer.Option(
+            parser=_dtype, metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64."
+        ),
     ] = "float32",
-    op: Annotated[str, typer.Option(metavar="OP", help="Reduction: sum, prod, min, max, avg.")] = "sum",
+    op: Annotated[
+        str, typer.Option(parser=_operation, metavar="OP", help="Reduction: sum, prod, min, max, avg.")
+    ] = "sum",
     backend: Annotated[
-        str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
+        str,
+        typer.Option(
+            parser=_hosts.one_of("auto", "nccl", "gloo"),
+            metavar="auto|nccl|gloo",
+            help="auto: nccl where every host has GPUs.",
+        ),
     ] = "auto",
     gpus_per_host: Annotated[
         int,
@@ -122,7 +144,7 @@ def bench(
     ssh_config: _hosts.SshConfig = None,
     format: Annotated[
         str,
-        typer.Option(parser=_hosts.one_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
+        typer.Option(parser=_hosts.format_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
     ] = "text",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
@@ -136,7 +158,11 @@ def bench(
     ] = 0.0,
     fail_on: Annotated[
         str,
-        typer.Option(metavar="slow|never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
+        typer.Option(
+            parser=_hosts.one_of("slow", "never"),
+            metavar="slow|never",
+            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged.",
+        ),
     ] = "never",
     verbose: _hosts.Verbose = False,
 ) -> None:
@@ -146,10 +172,8 @@ def bench(
     failures give exit code 11, whatever --fail-on says.
     """
     from nccl_doctor.bench.collectives import GEMM
-    from nccl_doctor.bench.model import BenchPlan, full_dtype
+    from nccl_doctor.bench.model import BenchPlan
 
-    dtype = full_dtype(dtype)
-    _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
@@ -188,19 +212,6 @@ def bench(
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, telling.before)
     raise typer.Exit(telling.tell(outcome))
-
-
-def _known_words(*options: tuple[str, str]) -> None:
-    """Stop at an option whose value is none of its words."""
-    from nccl_doctor.bench.model import DTYPES, OPS
-
-    words = {
-        "--dtype": DTYPES, "--op": OPS, "--backend": ("auto", "nccl", "gloo"),
-        "--fail-on": ("slow", "never"),
-    }  # fmt: skip
-    for name, value in options:
-        if value not in words[name]:
-            _hosts.stop(f"{name} {value!r}: expected one of {', '.join(words[name])}")
 
 
 def _what(collective: str, sizes: str | None, dtype: str, format: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
