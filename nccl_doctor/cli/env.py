@@ -320,7 +320,7 @@ def tune(
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
     from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
-    from nccl_doctor.bench.fleet import Refused
+    from nccl_doctor.bench.fleet import Fleet, Refused
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
     from nccl_doctor.bench.tune import Failed
@@ -347,15 +347,11 @@ def tune(
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     try:
         result = tune_fleet.tune_over(
-            entries,
-            connect,
+            Fleet(entries, connect, master, local, allow_busy),
             plan,
             candidates,
             rounds,
-            master=master,
-            local=local,
-            allow_busy=allow_busy,
-            told=lambda text: typer.echo(text, err=True),
+            lambda text: typer.echo(text, err=True),
         )
     except tune_fleet.BadCandidate as error:
         _hosts.stop(str(error))
