@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import counted, few
 
 LINE_LIMIT = 8 << 10
 
@@ -220,8 +220,7 @@ class NcclPath(msgspec.Struct, frozen=True):
         if self.net_edges:
             parts.append(f"GPUDirect on {self.gdr_edges} of {self.net_edges} network connections")
         if self.devices:
-            most = max(self.devices.values())
-            parts.append(f"{most} network device{'s' if most > 1 else ''} per host")
+            parts.append(f"{counted(max(self.devices.values()), 'network device')} per host")
         if self.algorithms:
             parts.append("+".join(self.algorithms) + " set up")
         if self.channels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import few, fold
+from nccl_doctor.facts.fold import counted, few, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import print_hanging
@@ -39,7 +39,7 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     for item in told:
         _finding(item, console)
     if notes := len(found.findings) - len(told):
-        rest = f"... and {notes} note{'s' * (notes > 1)} on what only one run looked at"
+        rest = f"... and {counted(notes, 'note')} on what only one run looked at"
         print_hanging(console, Text(f"  {rest} (--verbose shows all)", "dim"), 0, 4)
     if found.changes:
         console.print(Text("\nfacts, the likeliest to matter first", "bold"))
