@@ -20,6 +20,10 @@ from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.transport.launch import shell_command
 
 
+def state_of(report: Report) -> dict[str, str]:
+    return {item.host: item.state for item in gate.decide_hosts(report)}
+
+
 def only(report: Report) -> Finding:
     assert len(report.causes) == 1, [(item.id, item.hosts) for item in report.findings]
     return report.causes[0]
@@ -551,7 +555,7 @@ def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Re
     builder.reach["gpu02"] = gone
     report = judge(builder.bundle())
     assert only(report).hosts == ("gpu02",) and only(report).id.startswith("host.")
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.BAD, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
 
 
@@ -567,7 +571,7 @@ def test_names_that_others_share_with_a_host_are_known_when_it_is_lost() -> None
     found = {item.id: item.hosts for item in report.causes}
     assert found == {"host.ssh-timeout": ("gpu01",), "net.hostname-resolution.wrong-address": ("gpu03",)}
     assert {host for gap in report.unknown for host in gap.hosts} == {"gpu01"}
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert (states["gpu02"], states["gpu04"]) == (gate.HEALTHY, gate.HEALTHY)
     nothing = msgspec.structs.replace(hosts[0], probes={})
     untold = judge(msgspec.structs.replace(builder.bundle(), hosts=(nothing, *others)))
@@ -616,7 +620,7 @@ def test_a_host_that_goes_away_takes_no_fault_of_the_others_along(
         "host.ssh-timeout": ("gpu02",),
         "net.firewall.dropped": blamed,
     }
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {**dict.fromkeys(NAMES, gate.HEALTHY), **dict.fromkeys(blamed, state), "gpu02": gate.BAD}
 
 
@@ -675,7 +679,7 @@ def test_transfers_that_none_got_through_one_host_are_a_gap_of_that_host() -> No
         ("throughput to gpu[01,03-04]", ("gpu02",)),
         ("throughput from gpu[01,03-04]", ("gpu02",)),
     }
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.UNKNOWN, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
 
 
