@@ -195,7 +195,7 @@ class Case:
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
         found: dict[str, list[Hit]] = {}
-        for hit in self.hits("env-echo", "env-set", "env-dump"):
+        for hit in self.hits("env-echo", "env-set"):
             if hit.signature == "env-echo":
                 found.setdefault(hit.groups["name"], []).append(hit)
                 continue
