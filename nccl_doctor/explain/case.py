@@ -16,6 +16,7 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import Names, failure_table
 from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.slowdown import communicating
 from nccl_doctor.explain.summary import Summary
 
 # Only a distributed job says these.
@@ -175,6 +176,11 @@ class Case:
     def sockets(self) -> list[Hit]:
         """The lines in which NCCL says that its network is TCP sockets."""
         return [hit for hit in self.hits("network-used") if hit.groups["network"].startswith("Socket")]
+
+    @functools.cached_property
+    def communicating(self) -> list[Hit]:
+        """Steps that consist of communication mostly."""
+        return communicating(self)
 
     @functools.cached_property
     def distributed(self) -> bool:

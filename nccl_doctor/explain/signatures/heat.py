@@ -7,6 +7,11 @@ import re
 from nccl_doctor.explain.signatures import says
 from nccl_doctor.explain.signatures.gpu import NONE
 
+says(
+    "straggler-report",
+    "STRAGGLER DETECTION WARNING: Some GPUs {what}. Affected ranks: {ranks}",
+    why="NVIDIA's resiliency extension times the kernels of each rank: these GPUs are slower than the others', or than they were.",
+)
 _HOT = 88  # degrees Celsius from which data-centre GPUs slow down
 says(
     "throttle",

@@ -300,6 +300,7 @@ says(
     "ibv_query_gid_ex failed",
     "Failed to query GID",
     "GID table changed",
+    "unknown event type (18)",  # IBV_EVENT_GID_CHANGE, to a NCCL that does not know it
     "No RoCE GID",
     "o suitable GID",
     "o usable GID",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -56,12 +58,14 @@ says(
 says(
     "jax-task-silent",
     "task:{task:int} heartbeat timeout",
+    "/job:jax_worker/replica:{replica:int}/task:{task:int}",  # the list below "tasks are unhealthy"
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.5,
     fold="JAX coordination service",
     title="task {task} of the JAX job stopped answering its coordinator",
     why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
+    where=lambda groups, line: "heartbeat timeout" in line or re.search(r"/task:\d+\s*$", line) is not None,
 )
 _XLA_ABORTS = (
     "Aborting communicator: {communicator} due to async NCCL error: {error}",

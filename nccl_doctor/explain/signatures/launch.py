@@ -524,6 +524,8 @@ says(
     " Completed {restarts:int} ",
     "Running   {restarts}",
     "Error {restarts:int} ",
+    "Pending {restarts}",
+    "ContainerCreating {restarts}",
     why="A row of kubectl get pods.",
     where=lambda groups, line: re.search(r"^\S+\s+\d+/\d+\s+\w+\s+\d+", line.strip()) is not None,
 )

@@ -483,6 +483,7 @@ says(
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
     where=lambda groups, line: (
         "heartbeat timeout" not in line  # the coordinator itself tells of another task
+        and "tasks are unhealthy" not in line
         and "preemption notice from coordination service" not in line
         and "RPC to coordination service" not in line
         and " UNAVAILABLE: Internal: " not in line  # a model in Triton's table
