@@ -207,7 +207,14 @@ says(
     strength=0.66,
     title="a process was killed with SIGKILL: usually the kernel's or the cgroup's memory limit",
     why="SIGKILL leaves no trace in the process. Usually the oom-killer (see the kernel log of that host); sometimes a scheduler or a person.",
-    where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
+    where=lambda groups, line: (
+        # who sends it (torchrun at the end of its patience), and who will
+        re.search(
+            r"closing signal|potential root causes|via Signals\.|\b(?:will|to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
+            line,
+        )
+        is None
+    ),
 )
 
 says(

@@ -761,11 +761,15 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "the conflict between numpy 1.26 and 2.1 cannot be resolved",
         "dashboard: port 8265 is already in use, using 8266",
         "nan check: contains NaN: False",
+        "Unable to shutdown process 81 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+        "slurmstepd: will send SIGKILL in 30 s",
+        "mount.nfs: trying text-based options 'vers=4.2,addr=10.0.0.9'",
+        "throttle reasons: 0x0000000000000001 (gpu_idle)",
     ],
 )
 def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     timed_out = "[rank0]:[E1103 04:10:11.0 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n"
-    got = explain_text(f"{line}\n{timed_out}")
+    got = explain_text(f"{timed_out}{line}\n")
     assert [cause.id for cause in got.causes if cause.confidence > 0.5] in ([], ["app.straggler-timeout"])
 
 
