@@ -349,7 +349,6 @@ says(
     "reempted",
     "PREEMPTED",
     "DeadlineExceeded",
-    "Spot interruption",
     "STEPD TERMINATED ON",
     "spot/instance-action",
     "pot Instance interruption",
@@ -388,12 +387,28 @@ says(
     "unner has received a shutdown signal",
     "Job failed: execution took longer than ",  # GitLab's
     "Cancelling nested steps due to timeout",  # Jenkins
+    "JobState=TIMEOUT",
+    "JobState=DEADLINE",
+    "JobState=PREEMPTED",
+    " TIMEOUT ",
+    " CANCELLED by {user:int}",
+    "ime limit exhausted",
+    "for node scale down",
+    "imminent node shutdown",
+    "graceful node shutdown",
+    '"state":"shutting-down"',
+    "terminated during maintenance",
+    "compute.instances.preempted",
+    "Preempted to accommodate",
+    "liveness probe, will be restarted",
+    "pot interruption",
     cause="launch.killed",
     strength=0.9,
     title="the job was stopped from outside",
     why="The scheduler (time limit, preemption, cancel), a person or the platform ended it.",
     where=lambda groups, line: (
         "NODE FAILURE" not in line
+        and (" TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None)
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache
         and not re.search(
@@ -404,29 +419,6 @@ says(
         and not _ONE_OF_MANY.search(line)
         and not _OF_A_CALL.search(line)
     ),
-)
-says(
-    "job-ended-from-outside",
-    "JobState=TIMEOUT",
-    "JobState=DEADLINE",
-    "JobState=PREEMPTED",
-    " TIMEOUT ",
-    " CANCELLED by {user:int}",
-    "ime limit exhausted",
-    "spot interruption",
-    "for node scale down",
-    "imminent node shutdown",
-    "graceful node shutdown",
-    '"state":"shutting-down"',
-    "terminated during maintenance",
-    "compute.instances.preempted",
-    "Preempted to accommodate",
-    "liveness probe, will be restarted",
-    cause="launch.killed",
-    strength=0.84,
-    title="the job was stopped from outside",
-    why="The scheduler or the cloud ended it: time limit, cancellation, preemption, scale-down, a probe that failed.",
-    where=lambda groups, line: " TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None,
 )
 
 says(
