@@ -246,7 +246,6 @@ says(
     "No space left on device",
     "isk quota exceeded",
     "ENOSPC",
-    "PytorchStreamWriter failed writing file",
     "file write failed",
     "Errno 122",
     "Errno 28",
@@ -265,6 +264,26 @@ says(
             line,
         )
     ),
+)
+says(
+    "zip-writer-cut-off",
+    "unexpected pos {position:int} vs {expected:int}",
+    "PytorchStreamWriter failed writing",
+    "basic_ios::clear: iostream error",
+    cause="sys.disk-full",
+    strength=0.86,
+    title="writing a checkpoint broke off: disk full, quota reached, or the file system failed",
+    why="torch's zip writer found fewer bytes written than it had handed over. It passes no errno on: a full disk or a "
+    "reached quota is the usual reason, a failing network file system the other one (df -h, df -i, quota).",
+)
+says(
+    "swap-file-short",
+    "buffer nbytes != file bytes",
+    cause="sys.disk-full",
+    strength=0.45,
+    title="a swap file of ZeRO's NVMe offload is not as long as its tensor: disk full, a write that failed, or a file of another run",
+    why="DeepSpeed reads back fewer (or more) bytes than it swapped out; its asynchronous writes do not all report that "
+    "they failed. Empty the folder of nvme_path, look at its room (df -h) and whether its file system takes O_DIRECT.",
 )
 says(
     "disk-nearly-full",
