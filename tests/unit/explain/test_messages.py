@@ -777,6 +777,7 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     ("wanted", "line"),
     [
         ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
+        ("net.hostname-resolution", "ERROR: the hostname gpu-worker-3.train could not be resolved"),
         ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
         ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
         (
