@@ -389,7 +389,6 @@ says(
     "Cancelling nested steps due to timeout",  # Jenkins
     "JobState=TIMEOUT",
     "JobState=DEADLINE",
-    "JobState=PREEMPTED",
     " TIMEOUT ",
     " CANCELLED by {user:int}",
     "ime limit exhausted",
@@ -398,8 +397,6 @@ says(
     "graceful node shutdown",
     '"state":"shutting-down"',
     "terminated during maintenance",
-    "compute.instances.preempted",
-    "Preempted to accommodate",
     "liveness probe, will be restarted",
     "pot interruption",
     cause="launch.killed",
