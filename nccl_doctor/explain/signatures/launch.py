@@ -18,6 +18,9 @@ says(
     title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for",
     why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
 )
+_OF_A_LAUNCHER = re.compile(
+    r"\W*(?:\w*RANK|\w*WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+|PMI\w*|TORCHELASTIC_\w+)\b"
+)
 says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
@@ -37,7 +40,6 @@ says(
     "MASTER_ADDR environment variable is not set",
     "RANK is not set",
     "is not running under torchrun",
-    "expected environment variable",
     "rendezvous: rank parameter missing",
     "rendezvous: world size parameter missing",
     "rendezvous: port number missing",
@@ -51,6 +53,7 @@ says(
     strength=0.97,
     title="the launcher's variables are missing (RANK, WORLD_SIZE, MASTER_ADDR...)",
     why="The script was started without torchrun (or the like), so nobody set them.",
+    where=lambda groups, line: "name" not in groups or _OF_A_LAUNCHER.match(groups["name"]) is not None,
 )
 _OF_STREAMING = re.compile(r"\d{6}_[a-z_]+$")
 says(

@@ -761,6 +761,8 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "the conflict between numpy 1.26 and 2.1 cannot be resolved",
         "dashboard: port 8265 is already in use, using 8266",
         "nan check: contains NaN: False",
+        "WARNING: environment variable CUDA_HOME is not set",
+        "Trial 3 was marked as failed",
         "Unable to shutdown process 81 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
         "slurmstepd: will send SIGKILL in 30 s",
         "mount.nfs: trying text-based options 'vers=4.2,addr=10.0.0.9'",
@@ -778,6 +780,7 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     [
         ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
         ("net.hostname-resolution", "ERROR: the hostname gpu-worker-3.train could not be resolved"),
+        ("launch.env-missing", "ValueError: environment variable LOCAL_RANK is not set"),
         ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
         ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
         (
