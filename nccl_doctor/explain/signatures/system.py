@@ -318,10 +318,11 @@ says(
     why="The kernel or the program reports input/output trouble or a stale handle.",
     where=lambda groups, line: (
         not re.search(
-            r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(|register (?:memory|MR|mr)\b",
+            r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|"
+            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
             line,
         )
-    ),  # status -3: UCX's
+    ),  # of a network's library EIO is an adapter's (status -3: UCX's)
 )
 
 says(
