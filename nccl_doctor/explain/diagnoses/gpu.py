@@ -151,7 +151,7 @@ def cuda_error_of_the_table(case: Case) -> Iterable[Candidate]:
         for number, runtime, driver, text, cause in CUDA:
             names = rf"\b(?:cudaError{runtime}|CUDA_ERROR_{driver or '-'})\b|{text or '-----'}"
             if re.search(names, hit.text):
-                title = f"a CUDA call failed: {text or runtime}"
+                title = f"a CUDA call failed: {text or f'cudaError{runtime}'}"
                 yield Candidate(
                     cause, 0.45 if number in _OPEN else 0.86, title, [hit], *speakers([hit]), vague=number in _OPEN
                 )

@@ -50,7 +50,6 @@ says(
     "exitcode=-7",  # multiprocessing's own, as SGLang prints it
     "shutdown with signal 7 ",  # TGI's launcher
     "signal: bus error",  # programs in Go
-    "status=7/BUS",  # systemd
     "return code = -7",
     "exit code: 135",
     "exit code 135",
@@ -61,6 +60,14 @@ says(
     strength=0.86,
     title="a process died of a bus error: /dev/shm ran full under it",
     why="A page of a shared-memory mapping could not be backed: /dev/shm is full. (Rarely: a truncated memory-mapped file.)",
+)
+says(
+    "unit-bus-error",
+    "status=7/BUS",
+    cause="sys.shm",
+    strength=0.45,
+    title="a unit of systemd died of a bus error: if it is the job's, /dev/shm ran full under it",
+    why="systemd tells how a unit's process ended, and not whether it is the job's.",
 )
 says(
     "too-many-files",
