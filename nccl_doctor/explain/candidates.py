@@ -20,7 +20,6 @@ _BESIDE = 0.58  # what the job does not use, as far as its lines say
 _SPARE = 0.18  # a second port that nobody uses, mostly
 _BY_HAND = 0.3  # Ctrl-C in a job that hangs
 _AFTERWARDS = 0.2  # how a program ends that had given up before
-_CRASH_BESIDE_WORDS = 0.34  # how a process ended says less than what was said
 _EXTRA = 0.012  # each further signature that agrees
 _LIKELIEST = (0.36, 0.32, 0.29, 0.26)
 _FURTHER = (0.24, 0.22, 0.2)
@@ -67,8 +66,6 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 strength = min(strength, _AFTERWARDS)
             if all(case.hang.ended_by(hit) for hit in hits):
                 strength = min(strength, _BY_HAND)
-            if name in _CRASHED and strength < PLAUSIBLE and topics.said_beneath(case, hits):
-                strength = min(strength, _CRASH_BESIDE_WORDS)
             if all(_ended_by_others(case, hit) for hit in hits):
                 strength = min(strength, _AFTERWARDS)
             yield Candidate(

@@ -52,8 +52,6 @@ SIGNALS = (
     (15, "SIGTERM", "launch.killed"),
     (24, "SIGXCPU", "launch.killed"),
 )
-# timeout(1); sh(1) for a command that it may not run, or does not find
-_EXITS = ((124, "launch.killed"), (126, "unrelated"), (127, "unrelated"))
 
 # enum ibv_wc_status of libibverbs (infiniband/verbs.h) without its prefix, and ibv_wc_status_str
 COMPLETIONS = (
@@ -111,15 +109,6 @@ CUDA = (
     (803, "SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH", "unsupported display driver", "gpu.driver"),
     (804, "CompatNotSupportedOnDevice", "COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility", "gpu.driver"),
 )
-# cublasStatus_t, cudnnStatus_t and their like
-_CUDA_LIBRARIES = (
-    ("ALLOC_FAILED", "gpu.oom"),
-    ("EXECUTION_FAILED", "gpu.illegal-access"),
-    ("MAPPING_ERROR", "gpu.illegal-access"),
-    ("ARCH_MISMATCH", "gpu.driver"),
-    ("VERSION_MISMATCH", "sw.library-conflict"),
-)
-
 _Row = tuple[Any, ...]
 _ENDED = (
     r"\b(?:exit ?(?:code|status|value)|exit(?:ed)?|(?:exited|terminated) with(?: code| status)?|return(?:ed)? ?code|code|status)"
@@ -233,8 +222,6 @@ def _patterns() -> dict[str, list[str]]:
         )
         add(cause, rf"{_ENDED}(?:-(?:{numbers})|{_either(row[0] + 128 for row in rows)})\b")
         add(cause, rf"exit_?code\W{{0,2}}\d{{1,3}}:(?:{numbers})\b")  # Slurm's, of code and signal
-    for cause, rows in _by_cause(_EXITS):
-        add(cause, rf"{_ENDED}(?:{_either(row[0] for row in rows)})\b")
     for cause, rows in _by_cause(COMPLETIONS):
         numbers = _either(one for row in rows for one in (row[0], hex(row[0])))
         add(cause, rf"{_either(row[1] for row in rows)}(?:_|\b)", *(row[2] for row in rows))
@@ -249,8 +236,6 @@ def _patterns() -> dict[str, list[str]]:
             cause,
             rf"\bcu\w*.{{0,80}}?\b(?:err|error|code|failed|result|returned)\W{{1,3}}(?:{_either(row[0] for row in rows)})\b",
         )
-    for name, cause in _CUDA_LIBRARIES:
-        add(cause, rf"cu\w{{3,8}}_STATUS_{name}")
     found.pop("", None)
     return found
 

@@ -44,7 +44,7 @@ TOPICS: dict[str, str] = {
     "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b|rdma_?cm|\bcqe\b|work completion|completion (?:error|status|with error)|\bwc\W|wr_id",
     "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|\b(?:ib|infiniband|rdma) (?:\w+ )?(?:device|adapter|port)|rdma_(?:create_event|getaddrinfo)|/sys/class/infiniband|\brxe\b|mlx5_core .*probe failed|device-specific driver",
     "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|\bfi_\w+|ofi_|_ofi\b|\bpsm[23]?(?:_|\b)|\bhfi|\bnixl|mooncake|rdma_?transport|transfer_(?:engine|task)|\bhcoll|\bucc\b|\buct_|\bmtl\b|\bbtl",
-    "net.mtu": r"\bmtu\b|jumbo|frag",
+    "net.mtu": r"\bmtu\b|jumbo|\bfrag",
     "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|(?<!<)hostname(?![>'])|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
@@ -203,14 +203,7 @@ def trouble(case: Case) -> list[Hit]:
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 
-# From where on a message says what it may come of, or what to try: no fact of this job.
-_ADVICE = re.compile(
-    r"\(run with NCCL_DEBUG=\w+ for details\)|"
-    r"(?:\b[Tt]his (?:\w+ )?(?:indicates|suggests|means|happens|is (?:usually|typically|often|likely|probably))|"
-    r"\b(?:may|might|can|could) (?:\w+ )?(?:be|have|come|fail|cause|lead|result|indicate|happen)\b|"
-    r"\b(?:[Tt]ypically|[Uu]sually|[Pp]ossibl[ey]|[Pp]erhaps|[Mm]aybe|[Pp]lease|[Pp]robably|[Cc]onsider|[Mm]ake sure|[Ee]nsure|[Hh]int:|"
-    r"[Cc]heck (?:for|that|if|the|your|whether))\b).*"
-)
+_ADVICE = re.compile(r"\(run with NCCL_DEBUG=\w+ for details\)")
 _NUMBER = re.compile(r"\d+")
 _TOLD = frozenset(
     number for words in (*TOPICS.values(), *STATUS.values()) for number in re.findall(r"(?<![\d{,])\d+", words)
@@ -236,7 +229,8 @@ def vote(case: Case) -> list[tuple[str, list[Hit]]]:
     for hit, causes in _asked(_quiet(case, {*effects, *map(place, loud)}), _statuses):
         if causes and not any(signature.match(hit.text) is not None for signature in calm):
             for cause in causes:
-                tables[1][cause].append(hit)
+                if cause != "launch.killed":  # what launchers do to those that are left
+                    tables[1][cause].append(hit)
     chosen, beside = (sorted(table.items(), key=lambda pair: -len(pair[1])) for table in tables)
     told = {cause for cause, hits in chosen if hits}
     return [pair for pair in (*chosen, *(pair for pair in beside if pair[0] not in told)) if pair[1]]

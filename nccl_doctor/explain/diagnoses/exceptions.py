@@ -114,7 +114,7 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
     if about:  # what the system underneath told the program, in words that no signature knows
         yield Candidate(about, judged[0][1] + 0.02, title, hits, ranks, hosts, vague=True)
-    elif judged[0][1] < _SURE and not _SETUP_TEXT.search(first.message):
+    elif (judged[0][0] == "unrelated" or judged[0][1] < _SURE) and not _SETUP_TEXT.search(first.message):
         about = topics.beneath(f"{first.type}: {first.message}")
         if about:  # less clear words: enough to doubt that the program is wrong
             yield Candidate(about, _DOUBT + 0.01, title, hits, ranks, hosts, vague=True)
