@@ -11,6 +11,7 @@ interval lies within. Exit status 1 if one lies beyond; an open one (a very busy
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -72,9 +73,8 @@ def rank_main(options: argparse.Namespace) -> None:
     worker = open_world(options.rank, options.ranks, options.port, options.backend)
     operation = operations.OPERATIONS["allreduce"]
     for size in parse_sizes(options.sizes):
-        buffers = operations.allocate(
-            worker.torch, operation, "in", size // 4, worker.torch.float32, worker.device, worker.me
-        )
+        empty = functools.partial(worker.torch.empty, dtype=worker.torch.float32, device=worker.device)
+        buffers = operations.allocate(empty, operation, "in", size // 4, worker.me)
         buffers.send.zero_()
         call = operations.caller(worker.dist, operation, "in", buffers, worker.me, "sum")
         guess = min(bare(worker, buffers.send, 3) for _ in range(3))

@@ -1,13 +1,14 @@
 """How fast ``explain`` reads, beside ripgrep on the same files in the same run.
 
-    python benchmarks/explain_speed.py [--size 2G] [--ranks 512] [--keep DIR]
+    python benchmarks/explain_speed.py [--size 2G] [--ranks 512] [--keep DIR] [--cold]
 
 Writes a tree of one log per rank on the spot (initialisation at INFO, training steps, data loader chatter, and in one rank
 an exception that the others time out on), warms the page cache, then times several times each, alternating:
 ``rg -c 'NCCL|Error|Xid|Traceback|timeout'`` and ``nccl-doctor explain``. Printed: for both the median time, the seconds
 summed over all cores, and their ratios; the most memory all processes of ``explain`` held together; the same for one small
 file, which is what starting costs; and whether the cause was found. Nothing is judged but the ratio: machines differ.
-``explain`` runs as it does when installed: with its modules compiled.
+``explain`` runs as it does when installed: with its modules compiled. ``--cold``: the files are taken out of the page cache
+before each run, so that both read them from the disk, as logs are read that other machines wrote.
 """
 
 from __future__ import annotations
@@ -148,6 +149,15 @@ def _timed(command: list[str], environment: dict[str, str], watch: bool = False)
         return Run(time.perf_counter() - started, _cpu() - before, memory)
 
 
+def _forget(directory: Path) -> None:
+    """Take the files out of the page cache."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _median(runs: list[Run]) -> Run:
     """The medians of all but the first, which warmed up."""
     kept = runs[1:]
@@ -161,6 +171,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="write the tree here and keep it")
+    parser.add_argument("--cold", action="store_true", help="read from the disk, not from the page cache")
     options = parser.parse_args()
     compiled = tempfile.TemporaryDirectory(prefix="explain-speed-modules-")
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled.name}
@@ -175,15 +186,19 @@ def main() -> None:
         small.write_bytes((directory / "node000" / "rank0.log").read_bytes()[:4000])
         ours, theirs, start = [], [], []
         for _ in range(options.rounds + 1):
+            if options.cold:
+                _forget(directory)
             if ripgrep:
                 theirs.append(_timed([ripgrep, "-c", PATTERN, str(directory)], environment))
+            if options.cold:
+                _forget(directory)
             ours.append(_timed([*explain, str(directory)], environment))
             start.append(_timed([*explain, str(small)], environment))
         mine, fixed = _median(ours), _median(start)
         memory = _timed([*explain, str(directory)], environment, watch=True).memory
         found = explain_paths([str(directory)])
         print(
-            f"{options.ranks} files, {total / 1e9:.2f} GB, {os.cpu_count()} cores; medians of {options.rounds} after a warm-up round"
+            f"{options.ranks} files, {total / 1e9:.2f} GB {'from the disk' if options.cold else 'in memory'}, {os.cpu_count()} cores; medians of {options.rounds} after a warm-up round"
         )
         print("            elapsed   over all cores")
         print(f"explain   {mine.wall:7.2f} s   {mine.cpu:7.2f} s   {total / mine.cpu / 1e6:8.0f} MB/s per core")

@@ -83,15 +83,20 @@ def call(
         status = _reap(child, 1.0)
     reports = [json.loads(line) for line in bytes(received).split(b"\n")[:-1]]
     seconds = time.monotonic() - started
+    outcome, detail = "ok", ""
     if timed_out:
-        return Isolated("timed-out", reports, "did not answer within %.0f s" % min(waited, seconds), seconds)
-    if cut:
-        return Isolated("truncated", reports, "more than %d bytes" % limit_bytes, seconds)
-    if status:
-        signalled = status & 0x7F
-        how = "killed by signal %d" % signalled if signalled else "exit status %d" % (status >> 8)
-        return Isolated("failed", reports, how, seconds)
-    return Isolated("ok", reports, "", seconds)
+        outcome, detail = "timed-out", "did not answer within %.0f s" % min(waited, seconds)
+    elif cut:
+        outcome, detail = "truncated", "more than %d bytes" % limit_bytes
+    elif status:
+        outcome, detail = "failed", _how(status)
+    return Isolated(outcome, reports, detail, seconds)
+
+
+def _how(status: int) -> str:
+    """How a child ended, by its wait status."""
+    signalled = status & 0x7F
+    return "killed by signal %d" % signalled if signalled else "exit status %d" % (status >> 8)
 
 
 def _child(function: Callable[[Report], None], writer: int, limit_s: float, end_with_us: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-# field -> (call, arguments). The call's answer is stored as it is (text decoded); see also _STRUCTURES.
+# Field, call, arguments: the call's answer is the value, text decoded and power in watts.
 _SIMPLE = (
     ("uuid", "nvmlDeviceGetUUID", ()),
     ("name", "nvmlDeviceGetName", ()),
@@ -52,6 +52,7 @@ _SIMPLE = (
     ("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus", ()),
 )
 
+_MILLIWATTS = ("power_w", "power_limit_w", "power_default_w", "power_enforced_w")
 _FABRIC_STATES = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 _RECOVERY_ACTIONS = {
@@ -224,13 +225,8 @@ def sample(nvml: Any, report: Report, every_s: float) -> None:
 
 
 def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any]:
-    gpu: Dict[str, Any] = {}
     asker = _Asker(nvml, report, index, {})
-    for field, call, arguments in _SIMPLE:
-        if field in _SAMPLED:
-            gpu[field] = asker.ask(field, call, handle, *arguments)
-    for field in ("power_w", "power_limit_w"):
-        gpu[field] = None if gpu[field] is None else gpu[field] / 1000.0  # milliwatts
+    gpu = _simple(asker, handle, _SAMPLED)
     gpu["utilization_percent"] = _utilization(asker, handle)
     gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     _memory(asker, handle, gpu)
@@ -259,20 +255,34 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
+def _simple(asker: _Asker, handle: Any, wanted: Optional[Sequence[str]] = None) -> Dict[str, Any]:
+    """What the simple calls answer: of the fields that are wanted, or of all."""
+    told = {
+        field: asker.ask(field, call, handle, *arguments)
+        for field, call, arguments in _SIMPLE
+        if wanted is None or field in wanted
+    }
+    for field in _MILLIWATTS:
+        if told.get(field) is not None:
+            told[field] /= 1000.0
+    return told
+
+
+def _address(asker: _Asker, handle: Any) -> None:
+    pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
+    asker.into["bus_id"] = None if pci is None else bus_id(_text(pci.busId))
+    asker.into["pci_device_id"] = None if pci is None else "%08x" % pci.pciDeviceId
+
+
 def _gpu(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
-    pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
-    gpu["bus_id"] = bus_id(_text(pci.busId)) if pci is not None else None
-    gpu["pci_device_id"] = "%08x" % pci.pciDeviceId if pci is not None else None
-    for field, call, arguments in _SIMPLE:
-        gpu[field] = asker.ask(field, call, handle, *arguments)
+    _address(asker, handle)
+    gpu.update(_simple(asker, handle))
     gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     for field in ("slowdown", "shutdown", "memory_max"):
         if (gpu["temperature_%s_c" % field] or 0) > _HOTTEST_C:
             gpu["temperature_%s_c" % field] = None
             asker._refuse("not_supported", "temperature_%s_c" % field)
-    for field in ("power_w", "power_limit_w", "power_default_w", "power_enforced_w"):
-        gpu[field] = None if gpu[field] is None else gpu[field] / 1000.0  # milliwatts
     if gpu["compute_mode"] is not None:
         gpu["compute_mode"] = _COMPUTE_MODES.get(gpu["compute_mode"], str(gpu["compute_mode"]))
     for field in ("persistence_mode", "retired_pages_pending"):
@@ -289,15 +299,10 @@ _USE = ("uuid", "name", "serial", "power_w", "power_limit_w", "power_default_w",
 
 
 def _use(asker: _Asker, handle: Any) -> None:
-    gpu = asker.into
-    pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
-    gpu["bus_id"] = bus_id(_text(pci.busId)) if pci is not None else None
-    for field, call, arguments in _SIMPLE:
-        if field in _USE:
-            answer = asker.ask(field, call, handle, *arguments)
-            gpu[field] = answer / 1000.0 if field.startswith("power_") and answer is not None else answer  # milliwatts
-    gpu["utilization_percent"] = _utilization(asker, handle)
-    gpu["processes"] = _processes(asker, handle)
+    _address(asker, handle)
+    asker.into.update(_simple(asker, handle, _USE))
+    asker.into["utilization_percent"] = _utilization(asker, handle)
+    asker.into["processes"] = _processes(asker, handle)
 
 
 def _utilization(asker: _Asker, handle: Any) -> Optional[int]:
@@ -321,8 +326,8 @@ def _structures(asker: _Asker, handle: Any) -> None:
     rows = asker.ask(" ".join(remaps), "nvmlDeviceGetRemappedRows", handle)
     for position, field in enumerate(remaps):
         gpu[field] = None if rows is None else (int(rows[position]) if position < 2 else bool(rows[position]))
-    gpu["sram_threshold_exceeded"] = None
     field = "sram_threshold_exceeded"
+    gpu[field] = None
     kind = getattr(asker.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
     if kind is None:
         asker._refuse("not_supported", field)

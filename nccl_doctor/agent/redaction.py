@@ -24,6 +24,8 @@ _NAMES = (
     r"credentials?|auth[_-]?key|encryption[_-]?key|session[_-]?key|cookie|signature|sig|sas|jwt)"
     r"(?:[_-](?:id|key|token|value|b64|base64))?"
 )
+# Training logs count tokens; no token that opens anything is a short number.
+_COUNT = r"(?!tokens?[\"']?[\s=:]{1,8}[0-9][0-9.,eE+]{0,14}(?![^\s,;|)}\]\"']))"
 # Also a value of which an earlier rule has hidden the beginning.
 _VALUE = r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|\[redacted\][^\s\"',;&)}\]]{0,4096}|[^\s\"',;&)}\]]{1,4096})"
 
@@ -72,13 +74,13 @@ _RULES = (
     # name=value, name: value, "name": "value", where the name ends in a word that says what it is (also in camelCase)
     _rule(
         _NAME_NEEDLES,
-        r"(?i)((?:" + _START + r"|(?-i:(?<=[a-z])(?=[A-Z])))" + _NAMES + r"[\"']?\s{0,4}[=:]\s{0,4})" + _VALUE,
+        r"(?i)((?:" + _START + r"|(?-i:(?<=[a-z])(?=[A-Z])))" + _COUNT + _NAMES + r"[\"']?\s{0,4}[=:]\s{0,4})" + _VALUE,
         r"\1\g<q>" + HIDDEN,
     ),
     # --some-token value
     _rule(
         _NAME_NEEDLES,
-        r"(?i)(" + _START + r"--?(?:[a-z0-9]{1,40}[_-]){0,6}" + _NAMES + r"\s{1,4})(?=[^\s-])" + _VALUE,
+        r"(?i)(" + _START + r"--?(?:[a-z0-9]{1,40}[_-]){0,6}" + _COUNT + _NAMES + r"\s{1,4})(?=[^\s-])" + _VALUE,
         r"\1\g<q>" + HIDDEN,
     ),
 )

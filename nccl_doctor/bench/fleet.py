@@ -12,7 +12,7 @@ import msgspec
 
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Collector
-from nccl_doctor.bench.outcome import INTERRUPTED, Outcome, conclude
+from nccl_doctor.bench.outcome import INTERRUPTED, NOTHING_ASKED, Asked, Outcome, conclude
 from nccl_doctor.bench.run import (
     CannotRun,
     Prepared,
@@ -45,6 +45,16 @@ class Refused(Exception):
         self.code = code
 
 
+class Fleet(msgspec.Struct, frozen=True):
+    """The hosts to run on, how they are reached, and what may be done there."""
+
+    entries: Sequence[HostEntry]
+    connect: ConnectOptions
+    master: str = ""  # host of rank 0; empty: the first
+    local: bool = False  # this machine alone
+    allow_busy: bool = False  # measure although other processes use the GPUs
+
+
 class Watcher(Protocol):
     """Shows progress: a context manager that takes events."""
 
@@ -62,33 +72,26 @@ MakeWatcher = Callable[[World, Collector, int], Watcher]
 
 
 def run_fleet(
-    entries: Sequence[HostEntry],
-    connect: ConnectOptions,
+    fleet: Fleet,
     plan: BenchPlan,
     *,
+    asked: Asked = NOTHING_ASKED,
     progress: MakeWatcher | None = None,
     notice: Callable[[str], None] = lambda text: None,
-    master: str = "",
-    local: bool = False,
-    allow_busy: bool = False,
-    min_busbw: float = 0.0,
-    baseline: Outcome | None = None,
-    command: str = "",
 ) -> Outcome:
     """Run the plan over the hosts; raises :class:`Refused`. Ctrl-C gives what was measured until then.
 
     All of it or nothing: a host that cannot take part is an error, for the world would not be what was asked for.
     """
     started = time.monotonic()
-    deadline = Deadline(time_needed(plan) + connect.connect_s + 60.0)
-    connected = connect_all(entries, connect, deadline)
+    deadline = Deadline(time_needed(plan) + fleet.connect.connect_s + 60.0)
+    connected = connect_all(fleet.entries, fleet.connect, deadline)
     sessions = {name: item for name, item in connected.items() if isinstance(item, Session)}
     try:
         _all_reached(connected)
         prepared = _prepared(prepare(sessions, plan))
-        slots = {entry.name: entry.slots for entry in entries if entry.slots}
-        plan, world = _plan_world(plan, prepared, sessions, master, local, slots)
-        if not allow_busy:
+        plan, world = _plan_world(plan, prepared, sessions, fleet)
+        if not fleet.allow_busy:
             _not_busy(prepared)
         for text in _differences(prepared):
             notice(text)
@@ -104,9 +107,7 @@ def run_fleet(
         prepared=prepared,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds=time.monotonic() - started,
-        command=command,
-        min_busbw=min_busbw,
-        baseline=baseline,
+        asked=asked,
         notes=notes,
         lost=lost_hosts(answers),
     )
@@ -139,15 +140,16 @@ def _prepared(answers: dict[str, ProbeResult]) -> dict[str, Prepared]:
 
 
 def _plan_world(
-    plan: BenchPlan, prepared: dict[str, Prepared], sessions: dict[str, Session], master: str, local: bool,
-    slots: dict[str, int],
-) -> tuple[BenchPlan, World]:  # fmt: skip
+    plan: BenchPlan, prepared: dict[str, Prepared], sessions: dict[str, Session], fleet: Fleet
+) -> tuple[BenchPlan, World]:
+    master = fleet.master
     if master and master not in prepared:
         raise Refused(f"--master {master}: not among the hosts ({', '.join(list(prepared)[:8])})", ExitCode.USAGE)
     reached_at = {name: session.reach.address for name, session in sessions.items()}
+    slots = {entry.name: entry.slots for entry in fleet.entries if entry.slots}
     try:
         world = place(prepared, plan, master, reached_at, slots)
-        if local and not plan.ranks_per_host and world.backend == "gloo":
+        if fleet.local and not plan.ranks_per_host and world.backend == "gloo":
             plan = msgspec.structs.replace(plan, ranks_per_host=LOCAL_RANKS)
             world = msgspec.structs.replace(
                 place(prepared, plan, master, reached_at), ranks_why="the default on one machine"

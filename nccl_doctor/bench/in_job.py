@@ -21,7 +21,7 @@ import msgspec
 
 from nccl_doctor.agent.collective import launch, ranks
 from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
-from nccl_doctor.bench.outcome import INTERRUPTED, Outcome, conclude
+from nccl_doctor.bench.outcome import INTERRUPTED, Asked, Outcome, conclude
 from nccl_doctor.bench.run import Prepared, Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -86,10 +86,7 @@ class _Watch:
             print(f"nccl-doctor: {event['collective']} {event['size']} B done", file=sys.stderr, flush=True)
 
 
-def run(
-    identity: ranks.Identity, plan: BenchPlan, min_busbw: float, baseline: Outcome | None, command: str,
-    tell: Callable[[Outcome], int],
-) -> NoReturn:  # fmt: skip
+def run(identity: ranks.Identity, plan: BenchPlan, asked: Asked, tell: Callable[[Outcome], int]) -> NoReturn:
     """Run this rank to its end, and leave with its status. Rank 0 tells what was found, and leaves with ``tell``'s."""
     from nccl_doctor.agent.collective.worker import Worker
 
@@ -105,8 +102,7 @@ def run(
     watch = _Watch(identity)
 
     def outcome(*notes: str) -> Outcome:
-        seconds = time.monotonic() - started
-        return _conclude(watch, identity, plan, backend, why, min_busbw, baseline, command, seconds, notes)
+        return _conclude(watch, plan, (backend, why), asked, time.monotonic() - started, notes)
 
     end = _End(identity, outcome, tell)
     watch.on_stuck = end.at_once
@@ -191,9 +187,10 @@ def _log_file() -> str:
 
 
 def _conclude(
-    watch: _Watch, identity: ranks.Identity, plan: BenchPlan, backend: str, why: str, min_busbw: float,
-    baseline: Outcome | None, command: str, seconds: float, notes: tuple[str, ...] = (),
-) -> Outcome:  # fmt: skip
+    watch: _Watch, plan: BenchPlan, chosen: tuple[str, str], asked: Asked, seconds: float, notes: tuple[str, ...]
+) -> Outcome:
+    """``chosen``: the backend, and why."""
+    identity, (backend, why) = watch.identity, chosen
     results = watch.collector.results()
     shares = _shares(results.ranks) or [Share(socket.gethostname(), 0, identity.world)]
     world = World(
@@ -223,9 +220,7 @@ def _conclude(
         prepared=_prepared(shares),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds=seconds,
-        command=command,
-        min_busbw=min_busbw,
-        baseline=baseline,
+        asked=asked,
         notes=notes,
     )
 

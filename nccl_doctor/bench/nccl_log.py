@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import counted, few
 
 LINE_LIMIT = 8 << 10
 
@@ -50,25 +50,20 @@ class RankLog(msgspec.Struct, frozen=True):
 
     version: str = ""
     init_complete: bool = False
-    nranks: int = 0
     network: str = ""
-    bootstrap: Interface | None = None
     sockets: tuple[Interface, ...] = ()
     hcas: tuple[Hca, ...] = ()
     edges: tuple[Edge, ...] = ()
-    rings: int = 0
+    rings: bool = False
     trees: bool = False
     coll_channels: int = 0
-    nvls_channels: int = 0
-    collnet_channels: int = 0
     nvls: bool = False
     net_plugin: str = ""
     tuner: str = ""
     env: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
-_HEAD = re.compile(r"NCCL (INFO|WARN) (.*)\Z", re.DOTALL)
+_INFO = re.compile(r"NCCL INFO (.*)\Z", re.DOTALL)
 _BARE_VERSION = re.compile(r"NCCL version ([0-9][^\s+]{0,20})(?:\+cuda\S{0,10})?\s*\Z")
 _CHANNEL = re.compile(
     r"(?:Channel|Ring) (\d{1,3})(?:/(\d{1,3}))? : "
@@ -82,18 +77,25 @@ _RING_ORDER = re.compile(r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? :(?:\s+\d{1,6})
 _HCA = re.compile(r"\[\d{1,3}\]([A-Za-z0-9_.+-]{1,64}):(\d{1,3})(?::[0-9-]{1,6}){0,2}/(IB|RoCE)")
 _INTERFACE = re.compile(r"(?:\[\d{1,3}\])?([^\s:\[\]]{1,32}):([0-9A-Fa-f.:%\w]{2,64})<\d{1,5}>")
 _CHANNELS = re.compile(
-    r"(\d{1,4}) coll channels, (?:(\d{1,4}) collnet channels, )?(?:(\d{1,4}) nvls channels, )?(\d{1,4}) p2p channels"
+    r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:\d{1,4} nvls channels, )?\d{1,4} p2p channels"
 )
-_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank (\d{1,6}) nranks (\d{1,6})\b.{0,200}?(?:- )?(?:Init )?COMPLETE")
+_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank \d{1,6} nranks \d{1,6}\b.{0,200}?(?:- )?(?:Init )?COMPLETE")
 _SET = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{0,200}?)\.?\Z")
 _NETWORK = re.compile(r"Using (?:internal N|n)etwork (.{1,80}?)\s*\Z")
 _PLUGIN = re.compile(
-    r"(?:NET/Plugin ?: (?:Loaded net plugin|Using) (.{1,80})"
+    r"(?!.*internal)(?:NET/Plugin ?: (?:Loaded net plugin|Using) (.{1,80})"
     r"|Successfully loaded external net(?:work)? plugin (.{1,80}))\Z"
 )
 _TUNER = re.compile(
-    r"(?:TUNER/Plugin: Using (?:tuner plugin )?(.{1,80}?)(?: \(v\d{1,2}\))?|Using tuner plugin: '(.{1,80})'"
-    r"|Successfully loaded external tuner plugin (.{1,80}))\Z"
+    r"(?!.*internal)(?:TUNER/Plugin: Using (?:tuner plugin )?(.{1,80}?)(?: \(v\d{1,2}\))?"
+    r"|Using tuner plugin: '(.{1,80})'|Successfully loaded external tuner plugin (.{1,80}))\Z"
+)
+# Lines that name one thing: what to call it, and how it is found in the line.
+_NAMED = (
+    ("version", _BARE_VERSION.search),
+    ("network", _NETWORK.match),
+    ("net_plugin", _PLUGIN.match),
+    ("tuner", _TUNER.match),
 )
 
 
@@ -104,89 +106,47 @@ class _Reader:
         self.values: dict[str, object] = {}
         self.edges: set[Edge] = set()
         self.env: dict[str, str] = {}
-        self.rings = 0
-        self.warnings: list[str] = []
 
     def line(self, line: str) -> None:
         if "NCCL" not in line:
             return
         line = line[:LINE_LIMIT].rstrip()
-        head = _HEAD.search(line)
-        if head is None:
-            bare = _BARE_VERSION.search(line)
-            if bare:
-                self.values["version"] = bare.group(1)
-            return
-        level, text = head.groups()
-        if level == "WARN":
-            self.warnings.append(text[:300])
-        else:
-            self._info(text)
+        if info := _INFO.search(line):
+            self._info(info.group(1))
+        elif version := _BARE_VERSION.search(line):
+            self.values["version"] = version.group(1)
 
     def _info(self, text: str) -> None:
         if text.startswith(("Channel ", "Ring ")):
             self._channel(text)
         elif text.startswith("CollNet "):
-            found = _COLLNET.match(text)
-            if found:
+            if found := _COLLNET.match(text):
                 channel, rank, side, via = found.groups()
-                gdr = "/GDRDMA" in via
-                self.edges.add(
-                    Edge(int(rank), -1, int(channel), "COLLNET", "COLLNET/" + via.split("/")[0], side, -1, gdr)
-                )
+                name, gdr = "COLLNET/" + via.split("/")[0], "/GDRDMA" in via
+                self.edges.add(Edge(int(rank), -1, int(channel), "COLLNET", name, side, -1, gdr))
         elif text.startswith("NET/IB : Using"):
             devices = text.partition("; OOB")[0]
             self.values["hcas"] = tuple(Hca(name, int(port), link) for name, port, link in _HCA.findall(devices))
         elif text.startswith("NET/Socket : Using"):
             self.values["sockets"] = tuple(Interface(*pair) for pair in _INTERFACE.findall(text))
-        elif text.startswith(("Bootstrap : Using", "Bootstrap: Using")):
-            found = _INTERFACE.search(text)
-            if found:
-                self.values["bootstrap"] = Interface(*found.groups())
         elif text.startswith("Trees"):
             self.values["trees"] = True
         elif text.startswith(("Connected NVLS tree", "NVLS comm ")):
             self.values["nvls"] = True
-        else:
-            self._other(text)
-
-    def _other(self, text: str) -> None:
-        bare = _BARE_VERSION.search(text)
-        if bare:
-            self.values["version"] = bare.group(1)
-            return
-        found = _NETWORK.match(text)
-        if found:
-            self.values["network"] = found.group(1)
-            return
-        found = _SET.match(text)
-        if found:
+        elif found := _SET.match(text):
             self.env[found.group(1)] = found.group(2)
-            return
-        found = _CHANNELS.match(text)
-        if found:
-            coll, collnet, nvls, _ = found.groups()
-            self.values.update(
-                coll_channels=int(coll), collnet_channels=int(collnet or 0), nvls_channels=int(nvls or 0)
-            )
-            return
-        found = _COMPLETE.search(text)
-        if found:
-            self.values.update(init_complete=True, nranks=int(found.group(2)))
-            return
-        found = _PLUGIN.match(text)
-        if found and "internal" not in text:
-            self.values["net_plugin"] = next(filter(None, found.groups()))
-            return
-        found = _TUNER.match(text)
-        if found and "internal" not in text:
-            self.values["tuner"] = next(filter(None, found.groups()))
+        elif found := _CHANNELS.match(text):
+            self.values["coll_channels"] = int(found.group(1))
+        elif _COMPLETE.search(text):
+            self.values["init_complete"] = True
+        else:
+            self.values.update((name, found[found.lastindex or 1]) for name, find in _NAMED if (found := find(text)))
 
     def _channel(self, text: str) -> None:
         found = _CHANNEL.match(text)
         if found is None:
             if _RING_ORDER.match(text):
-                self.rings += 1
+                self.values["rings"] = True
             return
         channel, _, source, target, side, via = found.groups()
         edge = _edge(int(source), int(target), int(channel), side or "", _OF_COMM.sub("", via))
@@ -197,9 +157,7 @@ class _Reader:
         return RankLog(
             **self.values,  # type: ignore[arg-type]
             edges=tuple(sorted(self.edges)),
-            rings=self.rings,
             env=tuple(sorted(self.env.items())),
-            warnings=tuple(self.warnings[-20:]),
         )
 
 
@@ -262,8 +220,7 @@ class NcclPath(msgspec.Struct, frozen=True):
         if self.net_edges:
             parts.append(f"GPUDirect on {self.gdr_edges} of {self.net_edges} network connections")
         if self.devices:
-            most = max(self.devices.values())
-            parts.append(f"{most} network device{'s' if most > 1 else ''} per host")
+            parts.append(f"{counted(max(self.devices.values()), 'network device')} per host")
         if self.algorithms:
             parts.append("+".join(self.algorithms) + " set up")
         if self.channels:

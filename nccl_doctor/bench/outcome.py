@@ -9,7 +9,7 @@ import msgspec
 
 from nccl_doctor import __version__
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
-from nccl_doctor.bench.model import BenchPlan, Measurement, Results
+from nccl_doctor.bench.model import BenchPlan, Results
 from nccl_doctor.bench.path import Path, find_path, path_findings
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.statistics import Fit, fit
@@ -68,6 +68,17 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     ranks: tuple[RankTail, ...] = ()
     min_busbw: float = 0.0
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the user asked of the result: by which command, and what the bandwidths are held against."""
+
+    command: str = ""
+    min_busbw: float = 0.0  # GB/s; 0: none is asked for
+    baseline: Outcome | None = None
+
+
+NOTHING_ASKED = Asked()
 
 
 class BaselineError(ValueError):
@@ -134,19 +145,18 @@ def conclude(
     prepared: Mapping[str, Prepared],
     created: str,
     seconds: float,
-    command: str = "",
-    min_busbw: float = 0.0,
-    baseline: Outcome | None = None,
+    asked: Asked = NOTHING_ASKED,
     notes: tuple[str, ...] = (),
     lost: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Put a run's results together and judge them. Pure."""
     path = find_path(world, facts)
     ceiling = find_ceiling(world, path, results, prepared)
-    before: tuple[Measurement, ...] | None = baseline.results.measurements if baseline else None
+    baseline = asked.baseline
+    before = baseline.results.measurements if baseline else None
     trouble = misfit(world, results, plan, baseline) if baseline else ""
     largest = max(plan.sizes, default=0)
-    ground = Ground(results, world, path, ceiling, prepared, min_busbw, before, trouble, largest)
+    ground = Ground(results, world, path, ceiling, prepared, asked.min_busbw, before, trouble, largest)
     found = verdicts(ground, plan.collectives)
     hosts = tuple(sorted(world.per_host))
     findings = [
@@ -162,7 +172,7 @@ def conclude(
         tool=__version__,
         created=created,
         seconds=round(seconds, 3),
-        command=redact_text(command),
+        command=redact_text(asked.command),
         complete=len(ranks) == world.size and all(rank.end.finished for rank in ranks),
         plan=msgspec.structs.replace(plan, env=redact_environment(plan.env)),
         world=world,
@@ -175,7 +185,7 @@ def conclude(
         findings=tuple(findings),
         notes=notes,
         ranks=tuple(_tail(rank) for rank in ranks if not rank.end.finished),
-        min_busbw=min_busbw,
+        min_busbw=asked.min_busbw,
     )
 
 

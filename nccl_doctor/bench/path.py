@@ -11,6 +11,7 @@ from nccl_doctor.bench import nccl_log
 from nccl_doctor.bench.nccl_log import NcclPath
 from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.facts.collectives import Collectives
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 
@@ -94,7 +95,7 @@ def _gloo_words(path: GlooPath, world: World) -> str:
         rate = f", {speed / 1000:g} Gb/s" if speed else ""
         some = "" if len(hosts) == len(world.per_host) else f" on {len(hosts)} of {len(world.per_host)} hosts"
         parts.append(f"{name}{rate}{some}" + (" (loopback)" if name == "lo" else ""))
-    return f"gloo over TCP: {', '.join(parts)}; {path.connections} connection{'s' if path.connections != 1 else ''}"
+    return f"gloo over TCP: {', '.join(parts)}; {counted(path.connections, 'connection')}"
 
 
 def path_findings(path: Path, world: World, prepared: Mapping[str, Prepared]) -> Iterator[Finding]:

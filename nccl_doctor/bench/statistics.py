@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nccl_doctor.facts.fold import counted
+
 NOISY = 0.25  # above this coefficient of variation nothing is decided
 FEWEST = 5  # times below which nothing is
 _NORMAL = statistics.NormalDist()
@@ -30,7 +32,7 @@ class Spread(msgspec.Struct, frozen=True):
     def doubt(self) -> str:
         """Why nothing is decided by these times alone; empty where something can be."""
         if self.cv is None or self.n < FEWEST:
-            return f"{self.n} time{'s' if self.n > 1 else ''} only"
+            return f"{counted(self.n, 'time')} only"
         return f"cv {percent(self.cv)}" if self.cv > NOISY else ""
 
 

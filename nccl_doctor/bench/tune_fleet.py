@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from nccl_doctor.bench import tune as tuning
-from nccl_doctor.bench.fleet import run_fleet
+from nccl_doctor.bench.fleet import Fleet, run_fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
 from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
@@ -16,8 +16,6 @@ from nccl_doctor.env import knowledge
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.lint import lint
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.inventory.model import HostEntry
-from nccl_doctor.transport.base import ConnectOptions
 
 
 class BadCandidate(ValueError):
@@ -62,16 +60,7 @@ def times_of(outcome: Outcome) -> Times:
 
 
 def tune_over(
-    entries: Sequence[HostEntry],
-    connect: ConnectOptions,
-    plan: BenchPlan,
-    candidates: Sequence[Candidate],
-    rounds: int,
-    *,
-    master: str = "",
-    local: bool = False,
-    allow_busy: bool = False,
-    told: Callable[[str], None],
+    fleet: Fleet, plan: BenchPlan, candidates: Sequence[Candidate], rounds: int, told: Callable[[str], None]
 ) -> Tuning:
     """Measure over these hosts; ``Refused`` where they cannot take part, ``Failed`` where the default fails,
     ``BadCandidate`` for a variable that the backend chosen never reads.
@@ -79,15 +68,7 @@ def tune_over(
     seen: dict[str, list[str]] = {}  # candidate -> the paths it took, and what its NCCL did not read
 
     def run(candidate: Candidate) -> Outcome:
-        asked = msgspec.structs.replace(plan, env={**plan.env, **candidate.env})
-        outcome = run_fleet(
-            entries,
-            connect,
-            asked,
-            master=master,
-            local=local,
-            allow_busy=allow_busy,
-        )
+        outcome = run_fleet(fleet, msgspec.structs.replace(plan, env={**plan.env, **candidate.env}))
         said = seen.setdefault(candidate.label, [])
         said += [text for text in (outcome.path.words, *_unread(candidate, outcome)) if text and text not in said]
         return outcome

@@ -1,9 +1,8 @@
-"""Options that every command with hosts shares, and what they become."""
+"""Options that commands share, what they become, and the inputs that are refused before anything is done."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import shutil
 import sys
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Bundle
     from nccl_doctor.inventory import HostEntry, Inventory
-    from nccl_doctor.rules.gate import Gate
-    from nccl_doctor.rules.judge import Report
-    from nccl_doctor.rules.policy import Policy
-    from nccl_doctor.rules.thresholds import Overrides
     from nccl_doctor.transport.base import ConnectOptions
 
 HostsFile = Annotated[
@@ -110,29 +105,44 @@ def ourselves(program: str, *words: str) -> list[str]:
     return [sys.executable, "-c", start, *words]
 
 
-def one_of(*formats: str) -> Callable[[str], str]:
-    """A parser of ``--format``: one of these words. What people read is ``text`` in every command; it was ``console`` in
-    some and ``table`` in ``bench``, which they all take."""
+def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A parser of an option that takes one of these words; ``also``: other spellings, and what each stands for."""
 
     def parse(word: str) -> str:
-        word = "text" if word in ("console", "table") else word
-        if word not in formats:
-            raise typer.BadParameter(f"{word!r} is not one of {', '.join(formats)}")
+        word = (also or {}).get(word, word)
+        if word not in words:
+            raise typer.BadParameter(f"{word!r} is not one of {', '.join(words)}")
         return word
 
     return parse
+
+
+def format_of(*formats: str) -> Callable[[str], str]:
+    """A parser of ``--format``. What people read is ``text``; some commands called it ``console``, ``bench`` ``table``."""
+    return one_of(*formats, also={"console": "text", "table": "text"})
 
 
 def report_format(word: str) -> str:
     """A parser of ``--format`` where a report can be told in many."""
     from nccl_doctor.report import formats
 
-    return one_of(*formats.names())(word) if word else ""
+    return format_of(*formats.names())(word) if word else ""
+
+
+def release(text: str) -> str:
+    """A parser of an NCCL or PyTorch release; empty is none given."""
+    from nccl_doctor.env.versions import parse
+
+    try:
+        parse(text or "2.0")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 Format = Annotated[
     str,
-    typer.Option(parser=one_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
+    typer.Option(parser=format_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
 ]
 Silence = Annotated[
     str,
@@ -253,15 +263,6 @@ def read_saved(context: typer.Context, path: Path, *, of: str = "check") -> Bund
     return read_bundle(path, of=of)
 
 
-def requiring(bundle: Bundle, needs: tuple[str, ...]) -> Bundle:
-    """A saved run, to be decided by these requirements where there are any."""
-    import msgspec
-
-    return msgspec.structs.replace(
-        bundle, plan=msgspec.structs.replace(bundle.plan, require=needs or bundle.plan.require)
-    )
-
-
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)
@@ -359,16 +360,6 @@ def tell_interrupted(bundle: Bundle) -> None:
         say(f"{_signals.interrupted_by()}: this is what was measured until then")
 
 
-def check_release(text: str, option: str) -> None:
-    """Stop where the user's NCCL or PyTorch release is none; empty is none given."""
-    from nccl_doctor.env.versions import parse
-
-    try:
-        parse(text or "2.0")
-    except ValueError as error:
-        stop(f"{option}: {error}")
-
-
 def check_writable(path: Path, option: str) -> None:
     """Stop, before anything is done, where a file that is to be written at the end cannot be."""
     if str(path) == "-":
@@ -404,94 +395,3 @@ def check_master(master: str, inventory: Inventory) -> None:
     names = [entry.name for entry in inventory.entries]
     if master and master not in names:
         stop(f"--master {master}: not among the hosts ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})")
-
-
-def load_thresholds(file: Path | None, values: Mapping[str, float] | None = None) -> Overrides | None:
-    """The thresholds to judge by: the default ones, those of a policy in their place, and those of a file in theirs."""
-    from nccl_doctor.rules import thresholds
-
-    try:
-        rows = thresholds.with_values(values, "policy file") if values else None
-        return rows if file is None else thresholds.load(file, rows)
-    except (thresholds.ThresholdError, OSError) as error:
-        stop(str(error))
-
-
-def load_policy(path: Path | None) -> Policy:
-    """The policy of this file, or of the working directory; an empty one without either."""
-    from nccl_doctor.rules import policy
-
-    found = path or policy.find(Path())
-    if found is None:
-        return policy.Policy()
-    try:
-        return policy.load(found)
-    except policy.PolicyError as error:
-        stop(str(error))
-
-
-def site_judge(policy: Path | None, thresholds: Path | None) -> Callable[[Bundle], Report]:
-    """How a site judges bundles: by its policy and thresholds."""
-    rules = load_policy(policy)
-    rows = load_thresholds(thresholds, rules.thresholds)
-    return lambda bundle: judged(bundle, rules, rows)
-
-
-def judged(bundle: Bundle, policy: Policy, rows: Overrides | None) -> Report:
-    """The report of a bundle under a site's policy, today."""
-    from nccl_doctor.rules.judge import judge
-    from nccl_doctor.rules.policy import apply
-
-    return apply(judge(bundle, rows), policy, datetime.date.today())
-
-
-def save_bundle(bundle: Bundle, path: Path | None) -> str:
-    """Where the bundle was written; empty if it was not, which is told: the result is, too."""
-    if path is None:
-        return ""
-    from nccl_doctor.facts import bundle as bundles
-
-    try:
-        bundles.write(bundle, path)
-    except OSError as error:
-        say(f"--save {path}: {error.strerror or error}")
-        return ""
-    return str(path)
-
-
-def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> None:
-    """Append the run to a history; a failure is told, and never loses the result."""
-    if path is None:
-        return
-    from nccl_doctor.history import store
-    from nccl_doctor.history.record import run_of
-
-    try:
-        store.append(path, run_of(bundle, report, command, gate))
-    except store.HistoryError as error:
-        say(f"--history {error}")
-
-
-def print_report(
-    format: str, judged: Report, gate: Gate, bundle: Bundle, code: ExitCode, *, verbose: bool = False, saved: str = ""
-) -> None:
-    """Print a decision in one of the report formats; what people read is as wide as their terminal."""
-    from nccl_doctor.report import formats
-
-    if format != "text":
-        sys.stdout.write(formats.render(format, judged, gate, bundle))
-        return
-    from nccl_doctor.report.console import render_gate
-    from nccl_doctor.report.terminal import stdout_console
-
-    render_gate(judged, gate, stdout_console(), verbose=verbose, saved=saved, exit_code=code)
-
-
-def step_summary(report: Report, gate: Gate) -> None:
-    """Inside a GitHub job, append the summary to the file that the runner names."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if path and os.environ.get("GITHUB_ACTIONS") == "true":
-        from nccl_doctor.report.formats.github import SUMMARY_BYTES, summary
-
-        with contextlib.suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
-            stream.write(summary(report, gate, SUMMARY_BYTES - stream.tell()))

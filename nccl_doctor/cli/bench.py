@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +15,24 @@ from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.bench.fleet import Fleet
     from nccl_doctor.bench.model import BenchPlan
-    from nccl_doctor.bench.outcome import Outcome
-    from nccl_doctor.inventory import HostEntry
-    from nccl_doctor.transport.base import ConnectOptions
+    from nccl_doctor.bench.outcome import Asked, Outcome
 
 FORMATS = ("text", "json", "csv", "nccl-tests")
 SIZES = "1K:64M:x4"
+
+
+def _dtype(word: str) -> str:
+    from nccl_doctor.bench.model import DTYPES, full_dtype
+
+    return _hosts.one_of(*DTYPES)(full_dtype(word))
+
+
+def _operation(word: str) -> str:
+    from nccl_doctor.bench.model import OPS
+
+    return _hosts.one_of(*OPS)(word)
 
 
 @app.command(
@@ -54,11 +65,21 @@ def bench(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64.")
+        str,
+        typer.Option(
+            parser=_dtype, metavar="TYPE", help="float32, float64, float16, bfloat16, int8, uint8, int32, int64."
+        ),
     ] = "float32",
-    op: Annotated[str, typer.Option(metavar="OP", help="Reduction: sum, prod, min, max, avg.")] = "sum",
+    op: Annotated[
+        str, typer.Option(parser=_operation, metavar="OP", help="Reduction: sum, prod, min, max, avg.")
+    ] = "sum",
     backend: Annotated[
-        str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs.")
+        str,
+        typer.Option(
+            parser=_hosts.one_of("auto", "nccl", "gloo"),
+            metavar="auto|nccl|gloo",
+            help="auto: nccl where every host has GPUs.",
+        ),
     ] = "auto",
     gpus_per_host: Annotated[
         int,
@@ -122,7 +143,7 @@ def bench(
     ssh_config: _hosts.SshConfig = None,
     format: Annotated[
         str,
-        typer.Option(parser=_hosts.one_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
+        typer.Option(parser=_hosts.format_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
     ] = "text",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
@@ -136,7 +157,11 @@ def bench(
     ] = 0.0,
     fail_on: Annotated[
         str,
-        typer.Option(metavar="slow|never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
+        typer.Option(
+            parser=_hosts.one_of("slow", "never"),
+            metavar="slow|never",
+            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged.",
+        ),
     ] = "never",
     verbose: _hosts.Verbose = False,
 ) -> None:
@@ -146,10 +171,10 @@ def bench(
     failures give exit code 11, whatever --fail-on says.
     """
     from nccl_doctor.bench.collectives import GEMM
-    from nccl_doctor.bench.model import BenchPlan, full_dtype
+    from nccl_doctor.bench.fleet import Fleet
+    from nccl_doctor.bench.model import BenchPlan
+    from nccl_doctor.bench.outcome import Asked
 
-    dtype = full_dtype(dtype)
-    _known_words(("--dtype", dtype), ("--op", op), ("--backend", backend), ("--fail-on", fail_on))
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
@@ -180,27 +205,15 @@ def bench(
         same_gpu=same_gpu,
         links=8 << 20 if names != (GEMM,) else 0,
     )
-    telling.before = _baseline(baseline)
+    asked = Asked(_command(), min_busbw, _baseline(baseline))
+    telling.before = asked.baseline
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     elsewhere = {"--master": master, "--master-port": master_port, "--python": python, "--env-setup": env_setup}
-    _inside_a_job(plan, min_busbw, telling, local, [option for option, given in elsewhere.items() if given])
+    _inside_a_job(plan, asked, telling, local, [option for option, given in elsewhere.items() if given])
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
-    outcome = _over_sessions(entries, connect, plan, master, local, allow_busy, min_busbw, telling.before)
+    outcome = _over_sessions(Fleet(entries, connect, master, local, allow_busy), plan, asked)
     raise typer.Exit(telling.tell(outcome))
-
-
-def _known_words(*options: tuple[str, str]) -> None:
-    """Stop at an option whose value is none of its words."""
-    from nccl_doctor.bench.model import DTYPES, OPS
-
-    words = {
-        "--dtype": DTYPES, "--op": OPS, "--backend": ("auto", "nccl", "gloo"),
-        "--fail-on": ("slow", "never"),
-    }  # fmt: skip
-    for name, value in options:
-        if value not in words[name]:
-            _hosts.stop(f"{name} {value!r}: expected one of {', '.join(words[name])}")
 
 
 def _what(collective: str, sizes: str | None, dtype: str, format: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -230,7 +243,7 @@ def _modes(in_place: bool, out_of_place: bool, both: bool, format: str) -> tuple
     return modes or (("out", "in") if format == "nccl-tests" else ())  # scripts expect both blocks
 
 
-def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: bool, elsewhere: list[str]) -> None:
+def _inside_a_job(plan: BenchPlan, asked: Asked, telling: _Telling, local: bool, elsewhere: list[str]) -> None:
     """Where torchrun, srun or mpirun started this process, be one of its ranks, to the process's end."""
     from nccl_doctor.bench import in_job
 
@@ -246,7 +259,7 @@ def _inside_a_job(plan: BenchPlan, min_busbw: float, telling: _Telling, local: b
         )
     telling.plain = True
     try:
-        in_job.run(identity, plan, min_busbw, telling.before, _command(), telling.tell)
+        in_job.run(identity, plan, asked, telling.tell)
     except ValueError as error:
         _hosts.stop(str(error))
 
@@ -295,10 +308,7 @@ def _command() -> str:
     return shlex.join(["nccl-doctor", *sys.argv[1:]])
 
 
-def _over_sessions(
-    entries: Sequence[HostEntry], connect: ConnectOptions, plan: BenchPlan, master: str, local: bool, allow_busy: bool,
-    min_busbw: float, before: Outcome | None,
-) -> Outcome:  # fmt: skip
+def _over_sessions(fleet: Fleet, plan: BenchPlan, asked: Asked) -> Outcome:
     from nccl_doctor.bench.fleet import Refused, run_fleet
     from nccl_doctor.report.bench_progress import BenchProgress
     from nccl_doctor.report.terminal import stderr_console
@@ -306,15 +316,9 @@ def _over_sessions(
     console = stderr_console()
     try:
         return run_fleet(
-            entries,
-            connect,
+            fleet,
             plan,
-            master=master,
-            local=local,
-            allow_busy=allow_busy,
-            min_busbw=min_busbw,
-            baseline=before,
-            command=_command(),
+            asked=asked,
             progress=lambda world, collector, total: BenchProgress(console, world, collector, total),
             notice=console.print,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -59,12 +59,18 @@ def check(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
     mesh: Annotated[
-        str, typer.Option(metavar="sparse|full", help="Which pairs of hosts measure each other.")
+        str,
+        typer.Option(
+            parser=_hosts.one_of("sparse", "full"),
+            metavar="sparse|full",
+            help="Which pairs of hosts measure each other.",
+        ),
     ] = "sparse",
     master: _hosts.Master = "",
     master_port: _hosts.MasterPort = 29500,
     nccl_version: Annotated[
-        str, typer.Option(metavar="X.Y.Z", help="Judge by this NCCL version, not the found one.")
+        str,
+        typer.Option(parser=_hosts.release, metavar="X.Y.Z", help="Judge by this NCCL version, not the found one."),
     ] = "",
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
@@ -85,12 +91,9 @@ def check(
 
     Without hosts, this machine is checked. Reads only; nothing is installed or changed on the hosts.
     """
-    rows = _hosts.load_thresholds(thresholds)
-    _hosts.check_release(nccl_version, "--nccl-version")
+    rows = _judging.load_thresholds(thresholds)
     if save is not None:
         _hosts.check_writable(save, "--save")
-    if mesh not in ("sparse", "full"):
-        _hosts.stop(f"--mesh {mesh!r}: expected sparse or full")
     if from_ is not None:
         bundle = _narrowed(_hosts.read_saved(context, from_), stage or [], skip or [], nccl_version)
     else:
@@ -166,9 +169,9 @@ def _tell(
 ) -> None:
     from nccl_doctor.rules.judge import judge, to_json
 
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _judging.save_bundle(bundle, save)
     report: Report = judge(bundle, rows)
-    _hosts.keep(history, bundle, report, "check")
+    _judging.keep(history, bundle, report, "check")
     code = report.exit_code(strict=strict)
     _hosts.tell_interrupted(bundle)
     if bundle.interrupted:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 
 
 @app.command(
@@ -41,7 +41,7 @@ def diff(
 
     if (b is None) == (not hosts):
         _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
-    judge = _hosts.site_judge(policy, thresholds)
+    judge = _judging.site_judge(policy, thresholds)
     before = _hosts.read_bundle(a)
     after = _hosts.read_bundle(b) if b is not None else None
     try:

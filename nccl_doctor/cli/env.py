@@ -15,6 +15,8 @@ from nccl_doctor.findings.exit_codes import ExitCode
 if TYPE_CHECKING:
     from nccl_doctor.env.fix import Change
     from nccl_doctor.facts.model import Bundle
+    from nccl_doctor.inventory import Inventory
+    from nccl_doctor.transport.base import ConnectOptions
 
 env = typer.Typer(
     name="env",
@@ -34,12 +36,20 @@ RECOMMEND_STAGES = ("connectivity", "interfaces", "system", "software", "infinib
 
 NcclVersion = Annotated[
     str,
-    typer.Option("--nccl-version", metavar="X.Y.Z", help="Judge for this NCCL release [default: the newest known]."),
+    typer.Option(
+        "--nccl-version",
+        parser=_hosts.release,
+        metavar="X.Y.Z",
+        help="Judge for this NCCL release [default: the newest known].",
+    ),
 ]
 TorchVersion = Annotated[
     str,
     typer.Option(
-        "--torch-version", metavar="X.Y.Z", help="Judge for this PyTorch release [default: the newest known]."
+        "--torch-version",
+        parser=_hosts.release,
+        metavar="X.Y.Z",
+        help="Judge for this PyTorch release [default: the newest known].",
     ),
 ]
 SavedBundle = Annotated[
@@ -47,33 +57,23 @@ SavedBundle = Annotated[
 ]
 
 
-def _facts(
-    context: typer.Context,
-    hosts: str | None,
-    host_list: str | None,
-    slurm: bool,
-    bundle: Path | None,
-    stages: tuple[str, ...],
-    nccl_version: str,
-    connect: tuple[str, str, str, float, int],
-    deadline: float,
-    ssh_config: Path | None,
+def _saved(context: typer.Context, path: Path, nccl_version: str) -> Bundle:
+    """A saved run, to be judged for this NCCL release where one is named."""
+    saved = _hosts.read_saved(context, path)
+    plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
+    return msgspec.structs.replace(saved, plan=plan)
+
+
+def _collected(
+    inventory: Inventory, connect: ConnectOptions, stages: tuple[str, ...], nccl_version: str, deadline: float
 ) -> Bundle:
-    """The facts to judge: a saved bundle's, or those of the hosts named (this machine if none is)."""
+    """What these hosts tell in these stages."""
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Plan
 
-    if bundle is not None:
-        saved = _hosts.read_saved(context, bundle)
-        plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
-        return msgspec.structs.replace(saved, plan=plan)
-    from nccl_doctor.collect.check import CheckOptions
-
-    options = _hosts.connect_options(*connect, _hosts.is_this_machine(hosts, host_list, slurm), ssh_config)
-    found = _hosts.load_inventory(hosts, host_list, slurm)
-    plan = Plan(
-        stages=stages, master=found.entries[0].name if found.entries else "", quick=True, nccl_version=nccl_version
-    )
-    return _hosts.collect_all(found.entries, CheckOptions(plan=plan, connect=options, deadline_s=deadline))
+    entries = inventory.entries
+    plan = Plan(stages=stages, master=entries[0].name if entries else "", quick=True, nccl_version=nccl_version)
+    return _hosts.collect_all(entries, CheckOptions(plan=plan, connect=connect, deadline_s=deadline))
 
 
 @env.command(short_help="What does this variable do, in which versions?")
@@ -87,10 +87,7 @@ def show(
     from nccl_doctor.env import knowledge
     from nccl_doctor.report import env as report
 
-    try:
-        answers = [knowledge.lookup(_name_in(said), nccl_version, torch_version) for said in names]
-    except ValueError as error:
-        _hosts.stop(str(error))
+    answers = [knowledge.lookup(_name_in(said), nccl_version, torch_version) for said in names]
     if format == "json":
         pages = [report.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2))
@@ -179,16 +176,15 @@ def lint(
         variable = name.partition("=")[0]
         if variable.isidentifier() and is_ours(variable) and not Path(name).exists():
             _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
-    _hosts.check_release(nccl_version, "--nccl-version")
-    _hosts.check_release(torch_version, "--torch-version")
     facts = None
-    if bundle is not None or not _hosts.is_this_machine(hosts, host_list, slurm):
-        connect = (transport, python, env_setup, connect_timeout, fan_out)
-        facts = _facts(
-            context, hosts, host_list, slurm, bundle, LINT_STAGES, nccl_version, connect, deadline, ssh_config
-        )
-    else:
+    if bundle is not None:
+        facts = _saved(context, bundle, nccl_version)
+    elif _hosts.is_this_machine(hosts, host_list, slurm):
         _hosts.nothing_is_measured(context, "only what is named here is read")
+    else:
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, False, ssh_config)
+        found = _hosts.load_inventory(hosts, host_list, slurm)
+        facts = _collected(found, connect, LINT_STAGES, nccl_version, deadline)
     try:
         result = examine.examine(file, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
@@ -242,7 +238,9 @@ def recommend(
     ] = "run",
     format: Annotated[
         str,
-        typer.Option(parser=_hosts.one_of(*ADVICE_FORMATS), metavar="|".join(ADVICE_FORMATS), help="How to print it."),
+        typer.Option(
+            parser=_hosts.format_of(*ADVICE_FORMATS), metavar="|".join(ADVICE_FORMATS), help="How to print it."
+        ),
     ] = "text",
     nccl_version: NcclVersion = "",
     transport: _hosts.Transport = "ssh",
@@ -260,11 +258,13 @@ def recommend(
     from nccl_doctor.report import env as report
     from nccl_doctor.rules import needs
 
-    _hosts.check_release(nccl_version, "--nccl-version")
-    connect = (transport, python, env_setup, connect_timeout, fan_out)
-    facts = _facts(
-        context, hosts, host_list, slurm, bundle, RECOMMEND_STAGES, nccl_version, connect, deadline, ssh_config
-    )
+    if bundle is not None:
+        facts = _saved(context, bundle, nccl_version)
+    else:
+        local = _hosts.is_this_machine(hosts, host_list, slurm)
+        connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+        found = _hosts.load_inventory(hosts, host_list, slurm)
+        facts = _collected(found, connect, RECOMMEND_STAGES, nccl_version, deadline)
     known, attempts = needs.of_bundle(facts)
     if not known:
         _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
@@ -295,7 +295,12 @@ def tune(
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
     backend: Annotated[
-        str, typer.Option(metavar="auto|nccl|gloo", help="auto: nccl where all hosts have GPUs.")
+        str,
+        typer.Option(
+            parser=_hosts.one_of("auto", "nccl", "gloo"),
+            metavar="auto|nccl|gloo",
+            help="auto: nccl where all hosts have GPUs.",
+        ),
     ] = "auto",
     ranks_per_host: Annotated[
         int, typer.Option(metavar="N", show_default=False, min=0, help="Ranks per host [default: as bench].")
@@ -315,14 +320,12 @@ def tune(
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
     from nccl_doctor.bench.collectives import GEMM, UnknownCollective, parse_collectives
-    from nccl_doctor.bench.fleet import Refused
+    from nccl_doctor.bench.fleet import Fleet, Refused
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
     from nccl_doctor.bench.tune import Failed
     from nccl_doctor.report import env as report
 
-    if backend not in ("auto", "nccl", "gloo"):
-        _hosts.stop(f"--backend {backend!r}: expected auto, nccl or gloo")
     try:
         plan = BenchPlan(
             collectives=parse_collectives(collective),
@@ -344,15 +347,11 @@ def tune(
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
     try:
         result = tune_fleet.tune_over(
-            entries,
-            connect,
+            Fleet(entries, connect, master, local, allow_busy),
             plan,
             candidates,
             rounds,
-            master=master,
-            local=local,
-            allow_busy=allow_busy,
-            told=lambda text: typer.echo(text, err=True),
+            lambda text: typer.echo(text, err=True),
         )
     except tune_fleet.BadCandidate as error:
         _hosts.stop(str(error))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
@@ -75,7 +75,7 @@ def hang(
 
     from nccl_doctor.rules.hang import examine, to_json
 
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _judging.save_bundle(bundle, save)
     answer = examine(bundle)
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code

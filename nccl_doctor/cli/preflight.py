@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.exit_codes import ExitCode
 
@@ -125,7 +125,7 @@ def preflight(
     """
     from nccl_doctor.rules.gate import exit_code
 
-    rules = _hosts.load_policy(policy)
+    rules = _judging.load_policy(policy)
     outputs = _outputs(report or [])
     _check_files(
         {"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save},
@@ -138,9 +138,9 @@ def preflight(
     elif idle := _hosts.given(context, ("silence", "on_hang", "keep", "retries")):
         _hosts.stop(f"{idle}: of a COMMAND that is run, and there is none (it goes behind --)")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
-    rows = _hosts.load_thresholds(thresholds, rules.thresholds)
+    rows = _judging.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or []) or rules.require
-    earlier = None if from_ is None else _hosts.requiring(_hosts.read_saved(context, from_), needs)
+    earlier = None if from_ is None else _judging.requiring(_hosts.read_saved(context, from_), needs)
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
@@ -161,15 +161,15 @@ def preflight(
         gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
         _tell_master(bundle.plan, gate)
         code = exit_code(judged, gate)
-        saved = _hosts.save_bundle(bundle, save)  # the decision holds without its record
-        _hosts.keep(history, bundle, judged, "preflight", gate)
+        saved = _judging.save_bundle(bundle, save)  # the decision holds without its record
+        _judging.keep(history, bundle, judged, "preflight", gate)
         if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
             code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
         if bundle.interrupted:
             code = ExitCode.INTERRUPTED
         _write_reports(outputs, judged, gate, bundle)
-        _hosts.step_summary(judged, gate)
-        _hosts.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
+        _judging.step_summary(judged, gate)
+        _judging.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
         if code is not ExitCode.HEALTHY or not command:
             raise typer.Exit(code)
         return bundle, gate, judged
@@ -265,7 +265,7 @@ def _collect(
         # The stages so far: what the job requires of a later one is not missing yet.
         needs = tuple(need for need in plan.require if stage_of(need) in bundle.plan.stages)
         so_far = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
-        judged = _hosts.judged(so_far, rules, rows)
+        judged = _judging.judged(so_far, rules, rows)
         return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
 
     options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
@@ -285,7 +285,7 @@ def _decide(
     from nccl_doctor.rules.gate import decide
     from nccl_doctor.rules.groups import groups
 
-    judged = _hosts.judged(bundle, rules, rows)
+    judged = _judging.judged(bundle, rules, rows)
     return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
 
 

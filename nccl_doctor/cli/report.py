@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ def report(
         _hosts.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
         _hosts.check_writable(output, "--output")
-    rules = _hosts.load_policy(policy)
-    rows = _hosts.load_thresholds(thresholds, rules.thresholds)
-    facts = _hosts.requiring(_hosts.read_bundle(bundle), rules.require)
-    judged = _hosts.judged(facts, rules, rows)
+    rules = _judging.load_policy(policy)
+    rows = _judging.load_thresholds(thresholds, rules.thresholds)
+    facts = _judging.requiring(_hosts.read_bundle(bundle), rules.require)
+    judged = _judging.judged(facts, rules, rows)
     gate = decide(judged, min_hosts=rules.min_hosts, strict=rules.strict)
     if name == "text" and output is None:
-        _hosts.print_report(name, judged, gate, facts, exit_code(judged, gate))
+        _judging.print_report(name, judged, gate, facts, exit_code(judged, gate))
         return
     if name == "html":
         from nccl_doctor.report import html

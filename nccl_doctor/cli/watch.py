@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
@@ -53,7 +53,7 @@ def watch(
     """
     every_s = _hosts.seconds(every, "--every", "5s, from 0.5s to 10m", least=0.5, most=600.0)
     for_s = _hosts.seconds(for_, "--for", "90s, 10m or 2h, up to 30d", most=30 * 86400.0) if for_ else None
-    rows = _hosts.load_thresholds(thresholds)
+    rows = _judging.load_thresholds(thresholds)
     if save is not None:
         _hosts.check_writable(save, "--save")
     if from_ is not None:
@@ -74,7 +74,7 @@ def watch(
 
     from nccl_doctor.rules.watch import examine, to_json
 
-    saved = _hosts.save_bundle(bundle, save)
+    saved = _judging.save_bundle(bundle, save)
     answer = examine(bundle, rows)
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.report.exit_code()

@@ -40,6 +40,7 @@ from nccl_doctor.facts.model import (
     ProbeResult,
     Reach,
     ReachOutcome,
+    fact_of,
 )
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.rules.engine import Host, MissingFact
@@ -135,15 +136,7 @@ class _Run:
 
     def facts(self, kind: type[F]) -> dict[str, F]:
         """The hosts' facts of this kind, as far as they were collected."""
-        found: dict[str, F] = {}
-        for host, results in self.results.items():
-            result = results.get(kind.PROBE)
-            if result is not None and result.outcome is Outcome.OK:
-                try:
-                    found[host] = msgspec.convert(result.data, kind)
-                except msgspec.ValidationError:
-                    continue  # the rule that needs it will say so
-        return found
+        return {host: fact for host, results in self.results.items() if (fact := fact_of(results, kind)) is not None}
 
     def each(self, work: Callable[[str, Session], None], sessions: Mapping[str, Session]) -> None:
         """``work`` on these sessions, many at a time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -16,11 +15,9 @@ from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.interfaces import Interfaces
-from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, ReachOutcome
+from nccl_doctor.facts.model import Bundle, HostFacts, ReachOutcome, fact_of
 from nccl_doctor.facts.software import Software
 from nccl_doctor.findings.model import Severity
-
-F = TypeVar("F", bound=Fact)
 
 VALUES_SHOWN = 8  # of a variable: a fleet can have one for each of its hosts
 
@@ -37,17 +34,6 @@ class FleetReading(msgspec.Struct, frozen=True):
     torch_version: str = ""
 
 
-def fact(host: HostFacts, kind: type[F]) -> F | None:
-    """A host's fact of this kind, or None if its probe did not end well or its data cannot be read."""
-    result = host.probes.get(kind.PROBE)
-    if result is None or result.outcome is not Outcome.OK:
-        return None
-    try:
-        return result.fact(kind)
-    except msgspec.DecodeError:
-        return None
-
-
 def not_reached(host: HostFacts) -> str:
     """Why nothing is known of a host on which no agent ran, or on which it was lost; empty of any other."""
     reach = host.reach
@@ -61,23 +47,23 @@ def of_facts(bundle: Bundle) -> FleetReading:
     problems: list[Problem] = []
     devices: dict[str, Devices] = {}
     winners: dict[str, dict[str, Assignment]] = {}
-    softwares = {host.name: fact(host, Software) for host in bundle.hosts}
+    softwares = {host.name: fact_of(host.probes, Software) for host in bundle.hosts}
     for host in bundle.hosts:
         if why := not_reached(host):
             problems.append(Problem(host.name, why))
             continue
-        environment = fact(host, Environment)
+        environment = fact_of(host.probes, Environment)
         if environment is None:
             result = host.probes.get(Environment.PROBE)
             why = result.why if result else "not collected"
             problems.append(Problem(host.name, f"its environment is not known ({why})"))
             continue
-        interfaces = fact(host, Interfaces)
+        interfaces = fact_of(host.probes, Interfaces)
         layers = layers_of(host.name, environment.variables, interfaces, version_of(softwares[host.name]))
         assignments += [item for _, layer in layers for item in layer]
         remarks += sources.source_order(layers)
         winners[host.name] = sources.effective(layers)
-        devices[host.name] = devices_of(interfaces, fact(host, InfinibandFact))
+        devices[host.name] = devices_of(interfaces, fact_of(host.probes, InfinibandFact))
     remarks += disagreements(winners)
     releases = {version_of(software) for software in softwares.values()} - {""}
     torches = {torch_of(software) for software in softwares.values()} - {""}

@@ -24,16 +24,15 @@ def as_read(text: str) -> int:
     return -value if match[1] == "-" else value
 
 
-def is_number(text: str) -> bool:
-    """Whether all of the text is read (blanks around it do no harm)."""
-    match = _NUMBER.match(text)
-    return bool(match and match[2] and not text[match.end() :].strip())
-
-
 def has_digits(text: str) -> bool:
     """Whether there is anything to read."""
     match = _NUMBER.match(text)
     return bool(match and match[2])
+
+
+def is_number(text: str) -> bool:
+    """Whether all of the text is read (blanks around it do no harm)."""
+    return has_digits(text) and _NUMBER.fullmatch(text.rstrip()) is not None
 
 
 def fits(text: str) -> bool:

@@ -123,14 +123,7 @@ def _comm_id_address(value: str) -> IPv4Address | IPv6Address | None:
 
 def needs_resolver(comm_id: str) -> bool:
     """Whether NCCL_COMM_ID holds a host name: what is chosen then depends on what it resolves to."""
-    name = comm_id.split(":")[0]
-    if len(comm_id) < 2 or ":" not in comm_id or comm_id.startswith("["):
-        return False
-    try:
-        ip_address(name)
-    except ValueError:
-        return True
-    return False
+    return len(comm_id) > 1 and ":" in comm_id and comm_id[0] != "[" and _comm_id_address(comm_id) is None
 
 
 def nccl_interfaces(addresses: Sequence[Address], settings: Mapping[str, str], version: Version) -> Choice:

@@ -16,6 +16,7 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import Names, failure_table
 from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.slowdown import communicating
 from nccl_doctor.explain.summary import Summary
 
 # Only a distributed job says these.
@@ -177,6 +178,11 @@ class Case:
         return [hit for hit in self.hits("network-used") if hit.groups["network"].startswith("Socket")]
 
     @functools.cached_property
+    def communicating(self) -> list[Hit]:
+        """Steps that consist of communication mostly."""
+        return communicating(self)
+
+    @functools.cached_property
     def distributed(self) -> bool:
         """Whether anything in the logs shows a distributed job."""
         return self.has(*_DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
@@ -189,7 +195,7 @@ class Case:
     def env(self) -> dict[str, list[Hit]]:
         """Environment variables seen set, with the lines that set them; group ``value`` holds the value."""
         found: dict[str, list[Hit]] = {}
-        for hit in self.hits("env-echo", "env-set", "env-dump"):
+        for hit in self.hits("env-echo", "env-set"):
             if hit.signature == "env-echo":
                 found.setdefault(hit.groups["name"], []).append(hit)
                 continue

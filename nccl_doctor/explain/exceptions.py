@@ -33,7 +33,7 @@ _WRAPPED = re.compile(
     r"coordination service|DEADLINE_EXCEEDED|UNAVAILABLE: |Worker failed with error|Engine core|See stack trace above|"
     r"see above|"
     r"Failed core proc|The actor died|Training failed due to (?:worker|controller) error|failed to start|unhandled (?:cuda|system) error|"
-    r"process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
+    r"Horovod has been shut down|process group watchdog|\bc10d\b|\bHCCL\b|\bHccl[A-Z]"
 )
 # What is raised where a process of the program finds that its parent, or a child, has gone: their pipe is closed or empty.
 _PIPES = re.compile(
@@ -59,6 +59,7 @@ class Exceptions:
                 continue
             if (
                 _WRAPPED.search(item.message[:400])
+                or (item.message.endswith(":") and any(_WRAPPED.search(hit.text) for hit in item.more))
                 or self._passes_on(item)
                 or self._only_logged(item)
                 or self._waited_for_worker(item)

@@ -159,7 +159,8 @@ def _at_start(item: Candidate) -> bool:
 
 _RETRY = re.compile(
     r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
-    r"\bcontinuing\b|\bfalling back\b|\brestarting\b|\bfail(?:ing|ed) ?over\b|Initiating recovery\? Yes|GID table changed|"
+    r"\bcontinuing\b|\bfalling back\b|\brestarting\b|\bfail(?:ing|ed) ?over\b|Initiating recovery\? Yes|"
+    r"GID table changed|\bunknown event type \(|"
     r"\bnon-fatal async event: (?!port error|device)",
     re.IGNORECASE,
 )

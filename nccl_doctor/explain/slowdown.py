@@ -1,13 +1,16 @@
-"""Whether a job's steps became slower: by what it reports of its first and its last ones."""
+"""Whether a job's steps became slower, or consist of waiting: by what it reports of them."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.lines import by_file, shape
+from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+
+if TYPE_CHECKING:
+    from nccl_doctor.explain.case import Case
 
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
@@ -35,6 +38,34 @@ def slower_steps(case: Case) -> list[Hit]:
         if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
             return [first, *last]
     return []
+
+
+_PART = re.compile(r"([A-Za-z][\w+ -]{1,24}?)[:= ]{1,2}(\d+(?:\.\d+)?) ?(m?s|%)(?![\w/])")
+_COMMUNICATION = re.compile(r"(?<![a-z])comm(?:s|unicat\w*)?(?![a-z])|all_?-?reduce|reduce_?-?scatter", re.I)
+MOSTLY = 0.7  # of a step: no computation hides so much of it
+_TOLD = 3  # steps: the first ones are slow anywhere
+
+
+def communicating(case: Case) -> list[Hit]:
+    """The steps that tell that most of their time was communication, where most of those that tell it say so."""
+    told = [hit for hit in (*case.hits("progress"), *case.tail) if "omm" in hit.text or "educe" in hit.text]
+    steps = sorted({place(hit): hit for hit in told}.items())
+    shares = [(share, hit) for _, hit in steps if (share := communication_share(hit.text)) is not None]
+    most = [hit for share, hit in shares if share >= MOSTLY]
+    return most if len(most) >= _TOLD and 2 * len(most) > len(shares) else []
+
+
+def communication_share(text: str) -> float | None:
+    """What part of a step was communication, as the step's own line tells: in per cent, or beside the time of all of it."""
+    parts = [(name, float(number), unit) for name, number, unit in _PART.findall(text)]
+    own = [(number, unit) for name, number, unit in parts if _COMMUNICATION.search(name)]
+    if not own:
+        return None
+    told, unit = max(own)
+    if unit == "%":
+        return told / 100
+    whole = max((number for _, number, its_unit in parts if its_unit == unit), default=0.0)
+    return told / whole if whole > told else None
 
 
 def _slower(steps: str) -> bool:

@@ -1,4 +1,4 @@
-"""Lists as people write them: ``gpu[01-04,07]``, ``0-2,5``, ``eth0, eth1 and 3 more``."""
+"""Lists as people write them: ``gpu[01-04,07]``, ``0-2,5``, ``eth0, eth1 and 3 more``, ``3 hosts``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def fold(hosts: Iterable[str]) -> str:
 def few(items: Sequence[object], shown: int = 4) -> str:
     """The first ``shown`` of them, and how many more there are."""
     return ", ".join(map(str, items[:shown])) + (f" and {len(items) - shown} more" if len(items) > shown else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 host``, ``3 hosts``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def ranges(numbers: Iterable[int]) -> str:

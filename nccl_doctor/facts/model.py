@@ -8,7 +8,7 @@ read as long as the fields a rule needs are there; what is not there is *missing
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
@@ -125,6 +125,17 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             except ValueError as error:
                 raise msgspec.ValidationError(str(error)) from error
         return cast(F, known[kind])
+
+
+def fact_of(probes: Mapping[str, ProbeResult], kind: type[F]) -> F | None:
+    """The fact that these probes (by name) tell; None where its probe did not end with complete, readable data."""
+    result = probes.get(kind.PROBE)
+    if result is None or result.outcome is not Outcome.OK:
+        return None
+    try:
+        return result.fact(kind)
+    except msgspec.DecodeError:
+        return None
 
 
 class HostFacts(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -29,6 +29,11 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     rank: int | None = None
 
+    @property
+    def place(self) -> str:
+        """``gpu01:/etc/hosts:2``: what is known of where it stands; empty where nothing is."""
+        return ":".join(part for part in (self.host, self.source, str(self.line or "")) if part)
+
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is to blame, as exactly as it is known. ``peer`` is the host at the other end of a link."""

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.inventory import ansible, lines, names, nodesets, slurm
 from nccl_doctor.inventory.model import HostEntry, Inventory, InventoryError
 from nccl_doctor.inventory.names import BadName
@@ -125,10 +125,8 @@ def merge(entries: Iterable[HostEntry], source: str) -> tuple[list[HostEntry], l
         kept[entry.name] = merged
     if not repeated:
         return list(kept.values()), []
-    total = sum(repeated.values()) - len(repeated)
-    return list(kept.values()), [
-        f"named more than once, counted once: {fold(repeated)} ({total} line{'s' * (total != 1)} merged)"
-    ]
+    merged_lines = counted(sum(repeated.values()) - len(repeated), "line")
+    return list(kept.values()), [f"named more than once, counted once: {fold(repeated)} ({merged_lines} merged)"]
 
 
 def _merge_two(first: HostEntry, second: HostEntry) -> HostEntry | None:

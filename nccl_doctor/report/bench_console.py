@@ -17,7 +17,7 @@ from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Fit, percent
 from nccl_doctor.bench.verdict import SizeChange, rate, together
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot
 from nccl_doctor.report.console import entries
@@ -93,8 +93,7 @@ def _cells(item: Measurement, top: float) -> list[RenderableType]:
 def head(world: World, results: Results) -> Iterator[Text]:
     """Who takes part."""
     hosts = fold(world.per_host)
-    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
-    many = f"{len(world.per_host)} host{'s' if len(world.per_host) > 1 else ''}"
+    ranks, many = counted(world.size, "rank"), counted(len(world.per_host), "host")
     each = sorted(set(world.per_host.values()))
     per = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
     alone = world.size == len(world.per_host)  # "4 ranks on 4 hosts" says it already

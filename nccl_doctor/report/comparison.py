@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import few, fold
+from nccl_doctor.facts.fold import counted, few, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import print_hanging
@@ -39,7 +39,7 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     for item in told:
         _finding(item, console)
     if notes := len(found.findings) - len(told):
-        rest = f"... and {notes} note{'s' * (notes > 1)} on what only one run looked at"
+        rest = f"... and {counted(notes, 'note')} on what only one run looked at"
         print_hanging(console, Text(f"  {rest} (--verbose shows all)", "dim"), 0, 4)
     if found.changes:
         console.print(Text("\nfacts, the likeliest to matter first", "bold"))
@@ -48,8 +48,7 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
         print_hanging(console, _change(change), 0, 24)
     if len(found.changes) > len(shown):
         console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
-    count = f"{len(found.compared)} host{'' if len(found.compared) == 1 else 's'}"
-    console.print(Text(f"\n  {count} compared   exit {found.exit_code.value}", "dim"))
+    console.print(Text(f"\n  {counted(len(found.compared), 'host')} compared   exit {found.exit_code.value}", "dim"))
 
 
 def _is_note_of_one(item: FindingChange) -> bool:
@@ -72,8 +71,8 @@ def _verdict(found: Comparison) -> Text:
         )
     if not found.findings and not found.changes:
         return Text("✓ NO CHANGE", "bold green").append(": nothing that is compared differs.", "bold")
-    count = f"{len(found.changes)} difference{'' if len(found.changes) == 1 else 's'} in facts"
-    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {count}.", "bold")
+    count = counted(len(found.changes), "difference")
+    return Text("✓ NOTHING NEW FAILS", "bold green").append(f": {count} in facts.", "bold")
 
 
 def _finding(item: FindingChange, console: Console) -> None:

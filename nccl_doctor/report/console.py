@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import DENIED, EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
@@ -88,12 +88,12 @@ def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 def headline(report: Report) -> tuple[str, str]:
     """The verdict in one word, and the sentence that the reader must know first."""
-    hosts = f"{len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}"
+    hosts = counted(len(report.hosts), "host")
     if report.verdict == "faulty":
         failing = alike([item for item in report.causes if item.severity is Severity.FAIL])
         guilty = {host for group in failing for item in group for host in item.hosts}
         where = fold(host for item in failing[0] for host in item.hosts)
-        problems = f"{len(failing)} problem{'s' if len(failing) > 1 else ''}"
+        problems = counted(len(failing), "problem")
         first = failing[0][0].id + (f" on {where}" if where else "")
         return "FAULTY", f"{problems} on {len(guilty)} of {hosts} would break this job. First to fix: {first}."
     if report.verdict == "incomplete" and not report.unknown:
@@ -111,7 +111,7 @@ def _verdict(report: Report) -> Text:
     text = Text(f"{mark} {word}", f"bold {style}").append(f": {visible(sentence)}", "bold")
     warnings = len(alike([item for item in report.causes if item.severity is Severity.WARN]))  # as many as are listed
     if warnings and word != "FAULTY":
-        text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow")
+        text.append(f" {counted(warnings, 'warning')}.", "bold yellow")
     return text
 
 
@@ -141,8 +141,8 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
     for text in itertools.chain.from_iterable(map(_evidence, shown)):
         line(text, 7)
     if len(proofs) > len(shown):
-        more = len(proofs) - len(shown)
-        line(Text(f"... and {more} more line{'s' * (more > 1)} of proof (--verbose shows all)", "dim"), 7)
+        more = counted(len(proofs) - len(shown), "more line")
+        line(Text(f"... and {more} of proof (--verbose shows all)", "dim"), 7)
     fixes = merged_fixes(items)
     told = ""
     for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
@@ -202,10 +202,9 @@ def setting_reason(advice: EnvAdvice) -> str:
 
 def _evidence(proof: Evidence) -> Iterator[Text]:
     """The quoted line, or lines (a stack), behind where it is from."""
-    place = ":".join(part for part in (proof.host, proof.source, str(proof.line or "")) if part)
     text = Text()
-    if place:
-        text.append(f"{visible(place)}  ", "cyan")
+    if proof.place:
+        text.append(f"{visible(proof.place)}  ", "cyan")
     if proof.rank is not None:
         text.append(f"rank {proof.rank}  ", "cyan")
     first, *more = proof.text.splitlines() or [""]
@@ -221,7 +220,7 @@ def _close(report: Report, console: Console, saved: str, exit_code: int, verbose
 
 def tail(report: Report, console: Console, saved: str, exit_code: int | None) -> None:
     """Print the last line: how many hosts, how long, where it was saved, the exit code (None: nothing ends with it)."""
-    text = f"  {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}, {report.seconds:.1f} s"
+    text = f"  {counted(len(report.hosts), 'host')}, {report.seconds:.1f} s"
     text += f"   saved: {visible(saved)}" if saved else ""
     text += f"   exit {exit_code}" if exit_code is not None else ""
     console.print(Text(text, "dim"), soft_wrap=True)

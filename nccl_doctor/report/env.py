@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable, beginning
 from nccl_doctor.env.lint_names import TIMEOUT_CODE
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity, shell_word
 from nccl_doctor.report.safe_text import visible
@@ -220,8 +220,8 @@ def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -
 
 def _verdict(result: Examination) -> str:
     fails, warns, infos = (result.count(severity) for severity in (Severity.FAIL, Severity.WARN, Severity.INFO))
-    variables, sources = len(result.assignments), len(result.looked_at)
-    read = f"{variables} variable{'s' * (variables != 1)} set in {sources} source{'s' * (sources != 1)}"
+    variables, sources = counted(len(result.assignments), "variable"), counted(len(result.looked_at), "source")
+    read = f"{variables} set in {sources}"
     unread = f", {len(result.problems)} not readable" if result.problems else ""
     if fails:
         return f"✗ {fails} wrong, {warns} doubtful, {infos} worth knowing; {read}{unread}"
@@ -305,9 +305,8 @@ def advice_json(advice: Advice) -> dict[str, Any]:
 
 def advice_text(advice: Advice, width: int = WIDTH) -> str:
     """The recommendation for a terminal: what to set and why, what else is needed, what was left alone."""
-    count = len(advice.lines)
     nothing = "not known whether anything needs setting" if advice.unknown else "nothing needs setting"
-    what = f"change {count} variable{'s' * (count != 1)}" if count else nothing
+    what = f"change {counted(len(advice.lines), 'variable')}" if advice.lines else nothing
     head = (f"{what} on {visible(fold(advice.hosts))}", f"judged for {visible(advice.judged_for)}")
     lines = [*(row for line in head for row in textwrap.wrap(line, width, subsequent_indent="  ")), ""]
     for line in advice.lines:

@@ -13,6 +13,7 @@ from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Needs, Range, Row
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts.collectives import BUS_FACTORS
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.report.bench_console import microseconds
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import print_hanging
@@ -146,7 +147,7 @@ def _sent(cost: Cost, same: list[Cost]) -> str:
     title, formula = COLLECTIVES[cost.collective].title, BUS_FACTORS[cost.collective]
     total = _gigabytes(cost.calls * cost.call_bytes)
     sent = ", ".join(_gigabytes(item.sent_bytes) for item in same)
-    calls = f"{cost.calls} call{'s' if cost.calls > 1 else ''} of {_gigabytes(cost.call_bytes)}"
+    calls = f"{counted(cost.calls, 'call')} of {_gigabytes(cost.call_bytes)}"
     return f"{title} of the {cost.what}, {calls} a step: {formula} x {total} = {sent}"
 
 

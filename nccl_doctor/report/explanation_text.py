@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
-from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.fold import counted, few, ranges
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence, Fix
@@ -35,7 +35,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
     """Print it for a person. All text of the logs goes through :func:`visible` and is never read as markup."""
     read = explanation.read
     if read.files:
-        files = f"{read.files} file{'s' if read.files != 1 else ''}"
+        files = counted(read.files, "file")
         console.print(Text(f"  {files}, {_size(read.bytes)}, {seconds:.1f} s", "dim"))
         console.print()
     mark, style = _MARK[verdict(explanation)]
@@ -116,9 +116,9 @@ def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | No
     for item, before in zip(new, [None, *new], strict=False):
         console.print(_quote(item, same=before is not None and item.source == before.source))
     if again := len(cause.evidence[:QUOTES]) - len(new):
-        console.print(Text(f"     {again} line{'s' if again != 1 else ''} quoted above", "dim"))
+        console.print(Text(f"     {counted(again, 'line')} quoted above", "dim"))
     if (more := len(cause.evidence) - QUOTES) > 0:
-        console.print(Text(f"     and {more} more line{'s' * (more > 1)} (--format json)", "dim"))
+        console.print(Text(f"     and {counted(more, 'more line')} (--format json)", "dim"))
     meaning = playbooks.load(cause.playbook).title if cause.playbook else cause.title
     if not decided and meaning not in cause.title:
         _row(console, "would mean", meaning)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.history.analyse import LEAST_VALUES, Analysis, Avoided, Component, Trend
 from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import print_hanging
@@ -21,7 +21,7 @@ TRENDS_SHOWN = 12
 def render(found: Analysis, console: Console, *, host: str = "", verbose: bool = False) -> None:
     """Print the analysis; all text from hosts goes through ``visible``."""
     about = f" with {visible(host)}" if host else ""
-    head = Text(f"{found.runs} run{'s' * (found.runs != 1)}{about}, {found.passed} passed", "bold")
+    head = Text(f"{counted(found.runs, 'run')}{about}, {found.passed} passed", "bold")
     console.print(head.append(f"   {moment(found.first)} to {moment(found.last)}", "not bold dim"))
     returning = [item for item in found.components if item.returns]
     others = [item for item in found.components if not item.returns]

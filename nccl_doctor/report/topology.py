@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.topology_matrix import P2P_KINDS, Matrix
 from nccl_doctor.facts.topology_paths import NEAR, Uneven, between, near_nics, nvlinks, to_network, uneven
 from nccl_doctor.report.safe_text import visible
@@ -55,7 +56,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
 def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tuple[str, str]] = ()) -> None:
     """Print one host's topology. ``facts`` are further (label, sentence) lines, such as why GPUDirect is off."""
     head = Text(visible(title), "bold")
-    head.append(f"   {_count(len(matrix.gpus), 'GPU')}, {_count(len(matrix.nics), 'NIC')}", "not bold")
+    head.append(f"   {counted(len(matrix.gpus), 'GPU')}, {counted(len(matrix.nics), 'NIC')}", "not bold")
     console.print(head, soft_wrap=True)
     console.print()
     lines = _table(matrix)
@@ -71,10 +72,6 @@ def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tupl
     for line in _words(matrix, uneven(matrix), facts):
         for index, part in enumerate(line[_LABEL:].wrap(console, max(40, console.width - _LABEL))):
             console.print((line[:_LABEL] if index == 0 else Text(" " * _LABEL)) + part, soft_wrap=True)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _table(matrix: Matrix, nic_columns: bool = True) -> list[Text]:
@@ -156,7 +153,7 @@ def _transports(matrix: Matrix) -> list[str]:
         meaning = {"NVLink": "NVLink", "PCIe P2P": "P2P over PCIe", "SHM": "through host memory (SHM)"}[way]
         every = "all" if len(groups[way]) == len(pairs) else f"{len(groups[way])} of"
         read = "" if whole else " that can be read"
-        told.append(f"{meaning}: {every} {_count(len(pairs), 'pair')}{read} ({', '.join(seen)})")
+        told.append(f"{meaning}: {every} {counted(len(pairs), 'pair')}{read} ({', '.join(seen)})")
     if "NVLink" not in groups and matrix.source == "nvidia-smi":
         told[-1] += "; no NVLink is shown (`topo -mp` never shows one)"
     return told

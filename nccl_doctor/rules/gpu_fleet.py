@@ -28,6 +28,15 @@ def _all(fact: GpuFact, tell: Callable[[GpuDevice], object]) -> str:
     return ", ".join(text if len(counts) == 1 else f"{count} x {text}" for text, count in sorted(counts.items()))
 
 
+def _untold(fact: GpuFact, field: str) -> str:
+    """Why the first of a host's GPUs that does not tell a value does not; empty where all tell."""
+    return next((why for gpu in devices(fact) if (why := untold(gpu, field))), "")
+
+
+def _with_gpus(fleet: Fleet) -> dict[str, GpuFact]:
+    return {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+
+
 class Subject(msgspec.Struct, frozen=True):
     """In what hosts are compared: a value of the host, or one of each of its GPUs (``field``)."""
 
@@ -45,7 +54,7 @@ class Subject(msgspec.Struct, frozen=True):
         """Why a host does not tell though it could."""
         if self.of_host:
             return "" if self.of_host(fact) else "not collected"
-        return next((why for gpu in devices(fact) if (why := untold(gpu, self.field))), "")
+        return _untold(fact, self.field)
 
 
 def _setting(field: str, shown: Callable[[GpuDevice], object] | None = None) -> Subject:
@@ -158,7 +167,7 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
     A row that no host tells, or that only hosts with another GPU model differ in, is left to the model's finding. Drivers
     of one branch (550.54 and 550.90) are a warning: a cluster is updated host by host.
     """
-    facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+    facts = _with_gpus(fleet)
     models = _models(facts)
     other_model = set() if models.equal else set(models.differing)
     found: dict[tuple[str, Severity], list[DriftRow]] = {}
@@ -198,10 +207,10 @@ def one_model(fleet: Fleet) -> Iterator[Finding]:
     The finding says what the mixture costs: the slowest speed, the smallest memory, the number formats all have, and a
     batch split in proportion to catalogue speed.
     """
-    facts = {host: fact for host, fact in answered_fleet(fleet).items() if devices(fact)}
+    facts = _with_gpus(fleet)
     for host, fact in facts.items():
         for field, what in (("name", "GPU model"), ("memory_total_bytes", "GPU memory")):
-            if why := next((why for gpu in devices(fact) if (why := untold(gpu, field))), ""):
+            if why := _untold(fact, field):
                 fleet.lack(what, why, host)
     models, memory = _models(facts), _memories(facts)
     drift = models if not models.equal else memory
@@ -242,8 +251,8 @@ def _mixture(gpus: list[GpuDevice], evidence: list[Evidence], places: list[Place
 
 
 def _speed_ratio(known: Mapping[str, GpuModel]) -> float | None:
-    speeds = [model.tflops for model in known.values()]
-    return min(s for s in speeds if s) / max(s for s in speeds if s) if speeds and all(speeds) else None
+    speeds = [model.tflops for model in known.values() if model.tflops]
+    return min(speeds) / max(speeds) if known and len(speeds) == len(known) else None
 
 
 def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuModel]) -> list[str]:
@@ -254,19 +263,12 @@ def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuMode
         lines.append(f"every GPU can hold only what fits the smallest: {size(min(sizes))} (largest {size(max(sizes))})")
     if len(known) < len(names):
         return lines
-    common = [
-        text
-        for text, has in (
-            ("BF16", all(model.bf16 for model in known.values())),
-            ("FP8", all(model.fp8 for model in known.values())),
-        )
-        if has
-    ]
     lacking = sorted(name for name, model in known.items() if not model.bf16)
     if lacking:
-        lines.append(f"common precision: FP16 (no BF16 on {', '.join(lacking)})")
+        common = f"FP16 (no BF16 on {', '.join(lacking)})"
     else:
-        lines.append(f"common precision: {', '.join(common)}")
+        common = "BF16, FP8" if all(model.fp8 for model in known.values()) else "BF16"
+    lines.append(f"common precision: {common}")
     capability = {name: model.capability for name, model in known.items()}
     if len(set(capability.values())) > 1:
         lines.append("compute capability: " + ", ".join(f"{name} {text}" for name, text in capability.items()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import counted, few
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import main_frames
@@ -106,7 +106,7 @@ def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:
     """Fewer torchruns than ``--nnodes``: to blame are the hosts that were looked at and have none."""
     lacking = group[0].hosts_wanted - len(group)
     absent = idle if len(idle) <= lacking else []
-    more = f"{lacking} more host{'s' if lacking > 1 else ''}"
+    more = counted(lacking, "more host")
     none = f": no torchrun runs on {few(absent)}" if absent else ", and the hosts that were looked at have none of them"
     return finding(
         "hang.rendezvous",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
@@ -81,6 +82,21 @@ class Builder:
 
     def links(self, source: str, peer: str) -> list[dict[str, Any]]:
         return [link for link in self.probes[source]["links"]["links"] if link["peer"] == peer]
+
+    def each(self, probe: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Host and entry of all that the hosts tell of their peers: their links, path-mtu or throughput."""
+        key = {"links": "links", "path-mtu": "paths", "throughput": "flows"}[probe]
+        for host, probes in self.probes.items():
+            for entry in probes[probe][key]:
+                yield host, entry
+
+    def unanswered(self, *pairs: tuple[str, str], purpose: str = "") -> Builder:
+        """None of these connects is answered; with ``purpose`` only those for it."""
+        for pair in pairs:
+            for link in self.links(*pair):
+                if purpose in ("", link["purpose"]):
+                    link.update(outcome="timed-out", detail="timed out", messages=0, answered=0)
+        return self
 
     def bundle(self) -> Bundle:
         hosts = tuple(

@@ -18,7 +18,7 @@ from machines import Machine, compiler_missing
 
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import BenchPlan, RankRecord, Results, measurement
-from nccl_doctor.bench.outcome import Outcome, conclude
+from nccl_doctor.bench.outcome import Asked, Outcome, conclude
 from nccl_doctor.bench.run import Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, Where
 from nccl_doctor.facts.model import Reach, ReachOutcome
@@ -99,6 +99,6 @@ def _run(factor: float, baseline: Outcome | None) -> Outcome:
         prepared={},
         created="2026-01-01T00:00:00+00:00",
         seconds=1.0,
-        baseline=baseline,
+        asked=Asked(baseline=baseline),
     )
     return msgspec.structs.replace(found, ceiling=Ceiling(477.0, "18 NVLinks of 26.5 GB/s per GPU", False))

@@ -18,7 +18,7 @@ from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Results, Skip, measurement
 from nccl_doctor.bench.nccl_log import NcclPath
-from nccl_doctor.bench.outcome import BaselineError, Outcome, conclude, encode, misfit, read
+from nccl_doctor.bench.outcome import Asked, BaselineError, Outcome, conclude, encode, misfit, read
 from nccl_doctor.bench.path import Path, path_findings
 from nccl_doctor.bench.run import CannotRun, HcaPort, Prepared, Share, Torch, World, place
 from nccl_doctor.bench.statistics import Spread
@@ -53,7 +53,7 @@ def test_ranks_that_a_scheduler_dealt_out_in_turns_belong_to_two_hosts() -> None
     watch = in_job._Watch(Identity(0, 4, 0, 2, "10.0.0.1", 29500, "srun"))
     records = [{"rank": rank, "host": "ab"[rank % 2], "local_rank": rank // 2} for rank in range(4)]
     watch.take({"event": "world", "world": 4, "launcher": "srun", "ranks": records})
-    found = in_job._conclude(watch, watch.identity, PLAN, "gloo", "no GPU", 0.0, None, "bench", 1.0)
+    found = in_job._conclude(watch, PLAN, ("gloo", "no GPU"), Asked("bench"), 1.0, ())
     assert found.world.per_host == {"a": 2, "b": 2}
     assert sorted((tail.rank, tail.host) for tail in found.ranks) == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
     assert "4 ranks on 2 hosts" in next(head(found.world, found.results)).plain
@@ -436,7 +436,7 @@ def test_every_line_of_a_plot_is_in_its_legend_which_covers_no_point() -> None:
 
 def test_secrets_of_the_environment_are_not_saved() -> None:
     plan = BenchPlan(("allreduce",), (1 << 20,), env={"WANDB_API_KEY": "kanarienvogel42", "NCCL_DEBUG": "INFO"})
-    saved = encode(outcome(plan=plan, command="nccl-doctor bench --env WANDB_API_KEY=kanarienvogel42"))
+    saved = encode(outcome(plan=plan, asked=Asked("nccl-doctor bench --env WANDB_API_KEY=kanarienvogel42")))
     assert b"kanarienvogel42" not in saved and b'"NCCL_DEBUG": "INFO"' in saved
 
 
@@ -463,7 +463,7 @@ def test_who_answers_no_connection_is_named_and_not_those_who_ask() -> None:
         name: host(name, addresses={f"10.0.0.{number}": "eth0", "172.17.0.1": "docker0"})
         for number, name in enumerate(ends, 1)
     }
-    found = outcome(facts=ends, prepared=prepared, baseline=None)
+    found = outcome(facts=ends, prepared=prepared)
     (stuck,) = found.findings
     assert (stuck.id, stuck.hosts) == ("collectives.stuck.process-group", ("a",))
 

@@ -130,7 +130,7 @@ def test_the_check_counts_a_wrong_element(name: str) -> None:
     for rank in range(3):
         me = Me(rank, 3, 0)
         checker = Checker(torch, operation, "float32", "sum", me, 7)
-        buffers = allocate(torch, operation, "out", count, torch.float32, "cpu", me)
+        buffers = allocate(torch.empty, operation, "out", count, me)
         checker.prepare("out", buffers)
         expected = checker._expected(count)
         untouched = checker.wrong(buffers, count)

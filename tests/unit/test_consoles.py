@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -83,11 +84,15 @@ def shown(console: Console) -> str:
     return console.file.getvalue()
 
 
+def drawn(render: Callable[..., None], *found: object, width: int = 100, **options: object) -> str:
+    """What a report's own function puts on a screen."""
+    render(*found, console := screen(width), **options)
+    return shown(console)
+
+
 def test_a_check() -> None:
     kept = Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz"
-    console = screen()
-    consoles.render(judge(bundle.read(kept)), console, saved="b.ndb", exit_code=11)
-    lines = shown(console).splitlines()
+    lines = drawn(consoles.render, judge(bundle.read(kept)), saved="b.ndb", exit_code=11).splitlines()
     assert lines[0] == (
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
@@ -116,13 +121,11 @@ def test_of_one_fix_for_many_hosts_the_words_stand_once_and_what_is_cut_is_count
     for name in names:
         builder.probes[name]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {name}", "line": 2}
     report = judge(builder.bundle())
-    short, whole = screen(), screen()
-    consoles.render(report, short)
-    consoles.render(report, whole, verbose=True)
+    short, whole = drawn(consoles.render, report), drawn(consoles.render, report, verbose=True)
     words = "make the name resolve to the address its peers reach"
-    assert (shown(short).count(words), shown(short).count(": sudo sed ")) == (1, 4)
-    assert "... and 26 more (--verbose shows all)" in shown(short)
-    assert (shown(whole).count(words), shown(whole).count(": sudo sed ")) == (1, 30)
+    assert (short.count(words), short.count(": sudo sed ")) == (1, 4)
+    assert "... and 26 more (--verbose shows all)" in short
+    assert (whole.count(words), whole.count(": sudo sed ")) == (1, 30)
     page = html.render(report, builder.bundle())
     assert page.count("2s/.*/") == 20 and "... and 10 more: check --from BUNDLE --verbose" in page
 
@@ -133,8 +136,7 @@ def test_as_many_warnings_are_counted_as_are_listed() -> None:
         builder.probes[host]["clock"] = {"offset": 60.0, "uncertainty": 0.01}
     report = judge(builder.bundle())
     assert len(report.causes) == 2
-    consoles.render(report, console := screen())
-    told = shown(console)
+    told = drawn(consoles.render, report)
     assert "asked for. 1 warning.\n" in told and "\n  1  host.clock-offset " in told and "\n  2  " not in told
 
 
@@ -146,8 +148,7 @@ def test_on_a_narrow_screen_labels_stand_free_and_commands_stay_whole() -> None:
     report = msgspec.structs.replace(
         report, findings=(item,), stages=(*none, StageResult("ports", "skipped", 0, 1, "alone"))
     )
-    consoles.render(report, console := screen(60))
-    told = shown(console)
+    told = drawn(consoles.render, report, width=60)
     assert "\n     fix now    allow all TCP ports between the training\n                hosts, both ways\n" in told
     assert f"\n                on a: {fix.command}\n" in told
     assert "\n  skipped      gpu, topology (no GPU on any host)\n  skipped      ports (alone)\n" in told
@@ -188,10 +189,9 @@ def test_a_benchmark() -> None:
     found = results(
         measured(40.0, 1 << 20), measured(460.0, 1 << 30, cv=0.26), measured(300.0, 1 << 20, "alltoall", "out", wrong=2)
     )
-    console = screen()
-    bench_console.render(outcome(results=found), console, exit_code=4)
-    assert shown(console).startswith(BENCH)
-    assert shown(console).endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
+    told = drawn(bench_console.render, outcome(results=found), exit_code=4)
+    assert told.startswith(BENCH)
+    assert told.endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
 
 
 def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
@@ -246,12 +246,9 @@ def test_bandwidths(gbs: float, text: str) -> None:
 
 
 def test_a_topology() -> None:
-    console = screen()
-    topology.render(parse(TOPO), console, title="gpu01")
-    assert shown(console).startswith(TOPO_SHOWN)
-    bare = screen()
-    topology.render(parse("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"), bare, title="")
-    assert "     GPU0 GPU1\nGPU0    ·  NV4\nGPU1  NV4    ·\n" in shown(bare).replace(" \n", "\n")
+    assert drawn(topology.render, parse(TOPO), title="gpu01").startswith(TOPO_SHOWN)
+    bare = drawn(topology.render, parse("\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"), title="")
+    assert "     GPU0 GPU1\nGPU0    ·  NV4\nGPU1  NV4    ·\n" in bare.replace(" \n", "\n")
 
 
 def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
@@ -259,9 +256,7 @@ def test_the_gate_tells_each_state_with_its_own_reasons() -> None:
     builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
     del builder.probes["gpu03"]["clock"]
     report = judge(builder.bundle())
-    console = screen(140)
-    consoles.render_gate(report, gate.decide(report), console)
-    lines = shown(console).splitlines()
+    lines = drawn(consoles.render_gate, report, gate.decide(report), width=140).splitlines()
     (bad,) = [line for line in lines if line.startswith("  bad ")]
     (unknown,) = [line for line in lines if line.startswith("  unknown ")]
     assert "gpu02" in bad and "loopback" in bad and "clock" not in bad
@@ -293,9 +288,8 @@ def test_several_verdicts_of_one_reason_are_one_line_and_a_line_that_misses_the_
     ]
     none = [verdict.Verdict(name, "cannot-judge", "nothing was measured") for name in ("gather", "scatter")]
     assert list(verdict.together(none, None)) == [("cannot-judge", "gather, scatter: nothing was measured")]
-    empty = screen()
-    bench_console.render(msgspec.structs.replace(found, verdicts=tuple(none)), empty)
-    assert shown(empty).count("nothing was measured") == 1
+    empty = drawn(bench_console.render, msgspec.structs.replace(found, verdicts=tuple(none)))
+    assert empty.count("nothing was measured") == 1
     line = Fit(alpha_us=0.0, beta_gbs=0.3, error=0.76, half_size=0, points=4)
     assert bench_console._fit(line) == "fit: none: latency + size / bandwidth is 76 % off"
 
@@ -304,9 +298,8 @@ def test_what_one_reason_kept_from_being_measured_is_one_line() -> None:
     builder = Builder()
     for probe in ("clock", "path-mtu", "throughput"):
         del builder.probes["gpu03"][probe]
-    console = screen(160)
-    consoles.render(judge(builder.bundle()), console)
-    (line,) = [line for line in shown(console).splitlines() if "not checked" in line]
+    told = drawn(consoles.render, judge(builder.bundle()), width=160)
+    (line,) = [line for line in told.splitlines() if "not checked" in line]
     assert "clock, path-mtu, throughput on gpu03: " in line
 
 
@@ -316,8 +309,7 @@ def test_of_hosts_that_were_not_reached_nothing_is_said() -> None:
     bundle_ = msgspec.structs.replace(whole, hosts=(lost, *whole.hosts[1:]))
     told = {}
     for name, one in (("all", whole), ("some", bundle_)):
-        consoles.render(judge(one), console := screen(160))
-        told[name] = shown(console)
+        told[name] = drawn(consoles.render, judge(one), width=160)
     assert "  passed       " in told["all"] and "4 hosts: " not in told["all"]
     assert "  passed       3 of 4 hosts: " in told["some"] and "every stage on " in told["some"]
 
@@ -327,10 +319,9 @@ def test_long_lists_of_changes_are_cut_and_say_so() -> None:
     items = tuple(f"GPU {number}" for number in range(6))
     change = compare.FactChange("gpu", "driver", items, ("gpu01",), "570.1", "575.2", ())
     for count, cut in ((comparison.CHANGES_SHOWN, False), (comparison.CHANGES_SHOWN + 3, True)):
-        console = screen(200)
-        comparison.render(msgspec.structs.replace(found, changes=(change,) * count), console)
-        assert ("... and 3 more (--verbose shows all)" in shown(console)) is cut
-        assert "GPU 3 and 2 more: 570.1 -> 575.2" in shown(console)
+        told = drawn(comparison.render, msgspec.structs.replace(found, changes=(change,) * count), width=200)
+        assert ("... and 3 more (--verbose shows all)" in told) is cut
+        assert "GPU 3 and 2 more: 570.1 -> 575.2" in told
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:
@@ -402,8 +393,8 @@ def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
     told = {}
     for width in (60, 100):
-        print_explanation(explain_paths([str(tmp_path / "log")], 1), console := screen(width))
-        told[width] = next(line for line in shown(console).splitlines() if "app.rank-exception " in line)
+        found = drawn(print_explanation, explain_paths([str(tmp_path / "log")], 1), width=width)
+        told[width] = next(line for line in found.splitlines() if "app.rank-exception " in line)
     assert told[60].split("  ")[1:3] == ["app.rank-exception", "rank 1"] and len(told[60]) < 60
     assert told[100].index("rank 1") == 30  # in a column
 
@@ -486,8 +477,7 @@ def test_commands_of_an_explanation_stay_whole_on_a_narrow_screen() -> None:
     )
     step = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
     found = msgspec.structs.replace(FOUND, causes=(Cause("gpu.ecc", 0.9, "x", (LINE,), fixes=(fix,)),), next=(step,))
-    print_explanation(found, console := screen(58))
-    told = shown(console)
+    told = drawn(print_explanation, found, width=58)
     assert step in told and "  sudo systemctl status nvidia-dcgm --no-pager\n" in told
     assert "  fix now            drain it, then\n                     `sudo nvidia-smi --gpu-reset -i 3`\n" in told
     assert (
@@ -550,10 +540,9 @@ def test_many_problems_of_the_input_are_cut_and_say_so() -> None:
 def test_a_history() -> None:
     bad = failing("b", "3")
     runs = [run(0, bad=(bad,)), run(1, "a c"), run(2), run(3, bad=(bad, failing("c"))), run(4, bad=(failing("a"),))]
-    history.render(analyse(runs), console := screen(160))
-    assert shown(console) == HISTORY
-    history.render(analyse([run(0), run(1)]), console := screen())
-    assert "\nnothing failed in these runs\n" in shown(console) and "avoided" not in shown(console)
+    assert drawn(history.render, analyse(runs), width=160) == HISTORY
+    told = drawn(history.render, analyse([run(0), run(1)]))
+    assert "\nnothing failed in these runs\n" in told and "avoided" not in told
 
 
 HISTORY = """\

@@ -62,10 +62,8 @@ def test_an_unreached_host_is_bad_and_a_vanished_one_is_not_good() -> None:
 
 
 def test_two_ends_that_cannot_be_told_apart_are_suspect_and_not_chosen() -> None:
-    builder = Builder(("gpu01", "gpu02"))
-    for link in builder.links("gpu01", "gpu02"):
-        link.update(outcome="timed-out", detail="timed out", messages=0)
-    report = judge(builder.bundle())
+    names = ("gpu01", "gpu02")
+    report = judge(Builder(names).unanswered(names).bundle())
     assert set(states(report).values()) == {SUSPECT}
     assert not decide(report, min_hosts=1).go
 

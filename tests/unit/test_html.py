@@ -154,10 +154,9 @@ def test_a_path_that_takes_less_than_its_interface_sends_is_red(peers: tuple[str
 
     made = Builder(NAMES)
     assert packets(made).even
-    for name in NAMES:
-        for path in made.probes[name]["path-mtu"]["paths"]:
-            if path["peer"] in peers:
-                path.update(outcome="black-hole", largest_passed=1400)
+    for _, path in made.each("path-mtu"):
+        if path["peer"] in peers:
+            path.update(outcome="black-hole", largest_passed=1400)
     found = packets(made)
     assert not found.even and found.cells[1][0] == ("1400", 1.0) and "interface" in found.ways
 

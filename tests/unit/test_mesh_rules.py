@@ -20,6 +20,10 @@ from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.transport.launch import shell_command
 
 
+def state_of(report: Report) -> dict[str, str]:
+    return {item.host: item.state for item in gate.decide_hosts(report)}
+
+
 def only(report: Report) -> Finding:
     assert len(report.causes) == 1, [(item.id, item.hosts) for item in report.findings]
     return report.causes[0]
@@ -46,10 +50,7 @@ def test_a_missing_fact_is_unknown_never_healthy(probe: str, host: str) -> None:
 
 
 def test_inbound_drop_names_the_host_that_drops() -> None:
-    builder = Builder()
-    for source in NAMES:
-        for link in builder.links(source, "gpu03"):
-            link.update(outcome="timed-out", detail="timed out", messages=0)
+    builder = Builder().unanswered(*((source, "gpu03") for source in NAMES))
     found = only(judge(builder.bundle()))
     assert found.id == "net.firewall.dropped" and found.hosts == ("gpu03",)
     assert {item.host for item in found.evidence[:3]} == {*NAMES} - {"gpu03"}  # one of each before a second
@@ -67,37 +68,26 @@ def test_reject_is_told_from_drop() -> None:
 
 
 def test_only_the_master_port_blocked() -> None:
-    builder = Builder()
-    for source in NAMES[1:]:
-        for link in builder.links(source, "gpu01"):
-            if link["purpose"] == "master":
-                link.update(outcome="timed-out", detail="timed out")
+    builder = Builder().unanswered(*((source, "gpu01") for source in NAMES), purpose="master")
     found = only(judge(builder.bundle()))
     assert found.id == "net.master-unreachable" and found.hosts == ("gpu01",)
 
 
 def test_master_port_blocked_for_one_client_only_blames_that_client() -> None:
-    builder = Builder()
-    for link in builder.links("gpu04", "gpu01"):
-        if link["purpose"] == "master":
-            link.update(outcome="timed-out", detail="timed out")
+    builder = Builder().unanswered(("gpu04", "gpu01"), purpose="master")
     found = only(judge(builder.bundle()))
     assert found.id == "net.master-unreachable" and found.hosts == ("gpu04",)
 
 
 def test_two_hosts_cannot_tell_which_end_drops() -> None:
     names = ("gpu01", "gpu02")
-    builder = Builder(names)
-    for link in builder.links("gpu01", "gpu02"):
-        link.update(outcome="timed-out", detail="timed out", messages=0)
+    builder = Builder(names).unanswered(names)
     found = only(judge(builder.bundle()))
     assert found.hosts == names and found.confidence < 0.99
 
 
 def test_one_way_between_two_of_many_says_which_way() -> None:
-    builder = Builder()
-    for link in builder.links("gpu04", "gpu02"):
-        link.update(outcome="timed-out", detail="timed out", messages=0)
+    builder = Builder().unanswered(("gpu04", "gpu02"))
     found = only(judge(builder.bundle()))
     assert found.hosts == ("gpu02", "gpu04")
     assert "from gpu04 to gpu02" in found.title and "gpu02 can connect to gpu04" in found.title
@@ -279,10 +269,7 @@ def test_a_host_that_bears_a_name_of_others_is_renamed_not_its_hosts_file_edited
 
 
 def test_between_two_alone_the_route_is_looked_at_as_well() -> None:
-    builder = Builder()
-    for source, target in (("gpu04", "gpu02"), ("gpu02", "gpu04")):
-        for link in builder.links(source, target):
-            link.update(outcome="timed-out", detail="timed out", messages=0)
+    builder = Builder().unanswered(("gpu04", "gpu02"), ("gpu02", "gpu04"))
     found = only(judge(builder.bundle()))
     assert found.hosts == ("gpu02", "gpu04") and found.fixes[1].command.startswith("ip route get 10.")
 
@@ -341,10 +328,9 @@ def test_unresolved_on_one_host_fails_and_on_all_warns() -> None:
 
 def test_black_hole_names_the_host_all_bad_paths_share() -> None:
     builder = Builder()
-    for host in NAMES:
-        for path in builder.probes[host]["path-mtu"]["paths"]:
-            if "gpu02" in (host, path["peer"]):
-                path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
+    for host, path in builder.each("path-mtu"):
+        if "gpu02" in (host, path["peer"]):
+            path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
     found = only(judge(builder.bundle()))
     assert found.id == "net.mtu.black-hole" and found.hosts == ("gpu02",) and "1400 B" in found.title
     assert found.fixes[0].command == "sudo ip link set dev INTERFACE mtu 1400"
@@ -359,12 +345,11 @@ def test_black_hole_names_the_host_all_bad_paths_share() -> None:
 
 def test_a_host_of_smaller_packets_does_not_speak_for_one_that_loses_larger_ones() -> None:
     builder = Builder()
-    for host in NAMES:
-        for path in builder.probes[host]["path-mtu"]["paths"]:
-            small = "gpu02" in (host, path["peer"])
-            path.update(interface_mtu=1400 if host == "gpu02" else 1500, largest_passed=1400 if small else 1500)
-            if path["peer"] == "gpu04" and host != "gpu02":
-                path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
+    for host, path in builder.each("path-mtu"):
+        small = "gpu02" in (host, path["peer"])
+        path.update(interface_mtu=1400 if host == "gpu02" else 1500, largest_passed=1400 if small else 1500)
+        if path["peer"] == "gpu04" and host != "gpu02":
+            path.update(outcome="black-hole", largest_passed=1400, smallest_lost=1401)
     report = judge(builder.bundle())
     assert [(item.id, item.hosts) for item in report.causes] == [
         ("net.mtu.black-hole", ("gpu04",)), ("net.mtu.mismatch", ("gpu02",)),
@@ -395,10 +380,9 @@ def test_mtu_mismatch_names_the_odd_one() -> None:
 def test_paths_over_another_interface_are_no_mismatch() -> None:
     """gpu04's data network of 9000 B is down: it and its peers talk over the management network of 1500 B."""
     builder = Builder()
-    for host in NAMES:
-        for path in builder.probes[host]["path-mtu"]["paths"]:
-            mtu = 1500 if "gpu04" in (host, path["peer"]) else 9000
-            path.update(interface_mtu=mtu, largest_passed=mtu)
+    for host, path in builder.each("path-mtu"):
+        mtu = 1500 if "gpu04" in (host, path["peer"]) else 9000
+        path.update(interface_mtu=mtu, largest_passed=mtu)
     assert not judge(builder.bundle()).findings
 
 
@@ -453,12 +437,11 @@ def test_loss_into_one_host() -> None:
 def test_a_port_range_that_a_filter_closes_is_the_hosts_whose_filter_it_is() -> None:
     """Without "established" in its rules it also throws away the answers to what the host opens from such a port."""
     builder = Builder()
-    for host in NAMES:
-        for link in builder.probes[host]["links"]["links"]:
-            if link["peer"] == "gpu02" and link["port"] == 40002:
-                link.update(outcome="unreachable", detail="No route to host")
-            if host == "gpu02" and link["port"] in (40002, 29500):
-                link.update(outcome="timed-out", detail="no answer")
+    for host, link in builder.each("links"):
+        if link["peer"] == "gpu02" and link["port"] == 40002:
+            link.update(outcome="unreachable", detail="No route to host")
+        if host == "gpu02" and link["port"] in (40002, 29500):
+            link.update(outcome="timed-out", detail="no answer")
     found = only(judge(builder.bundle()))
     assert (found.id, found.hosts) == ("net.firewall.unreachable", ("gpu02",))
     assert "to and from gpu02" in found.title and "(40002)" in found.title
@@ -535,23 +518,14 @@ def test_one_late_answer_is_no_limit() -> None:
 def test_a_few_lost_packets_point_to_the_host_beside_another_fault_of_it(seed: int) -> None:
     """3 % at gpu02, to which nobody can connect, so that each pair exchanged 100 packets: on many, less than 3 are lost."""
     chance, builder = random.Random(seed), Builder()
-    for host in NAMES:
-        for link in builder.probes[host]["links"]["links"]:
-            if link["peer"] == "gpu02":
-                link.update(outcome="timed-out", messages=0, answered=0, rtt_p50_ms=None)
-            elif host == "gpu02" and link["messages"]:
-                for way in ("lost_forward", "lost_back"):
-                    link[way] = sum(chance.random() < 0.03 for _ in range(100))
+    for host, link in builder.each("links"):
+        if link["peer"] == "gpu02":
+            link.update(outcome="timed-out", messages=0, answered=0, rtt_p50_ms=None)
+        elif host == "gpu02" and link["messages"]:
+            for way in ("lost_forward", "lost_back"):
+                link[way] = sum(chance.random() < 0.03 for _ in range(100))
     found = [item for item in judge(builder.bundle()).findings if item.id == "net.packet-loss"]
     assert [item.hosts for item in found] == [("gpu02",)]
-
-
-def between(builder: Builder, *pairs: tuple[str, str]) -> Builder:
-    """None of these connects is answered."""
-    for pair in pairs:
-        for link in builder.links(*pair):
-            link.update(outcome="timed-out", detail="timed out", messages=0)
-    return builder
 
 
 GONE = [
@@ -569,7 +543,7 @@ PEERS_OF_9 = tuple(peer for name, peer in DRAWN if name == "gpu09")
 @pytest.mark.parametrize("gone", GONE)
 def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Reach) -> None:
     """gpu01 lost the last packets that it sent there, gpu03 had not connected to all ports yet, gpu04 was to transfer."""
-    builder = between(Builder(), ("gpu03", "gpu02"))
+    builder = Builder().unanswered(("gpu03", "gpu02"))
     for link in builder.links("gpu01", "gpu02"):
         link["lost_forward"] = 5
     for flow in builder.probes["gpu04"]["throughput"]["flows"]:
@@ -581,7 +555,7 @@ def test_what_peers_saw_of_a_host_that_goes_away_is_held_against_nobody(gone: Re
     builder.reach["gpu02"] = gone
     report = judge(builder.bundle())
     assert only(report).hosts == ("gpu02",) and only(report).id.startswith("host.")
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.BAD, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
 
 
@@ -597,7 +571,7 @@ def test_names_that_others_share_with_a_host_are_known_when_it_is_lost() -> None
     found = {item.id: item.hosts for item in report.causes}
     assert found == {"host.ssh-timeout": ("gpu01",), "net.hostname-resolution.wrong-address": ("gpu03",)}
     assert {host for gap in report.unknown for host in gap.hosts} == {"gpu01"}
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert (states["gpu02"], states["gpu04"]) == (gate.HEALTHY, gate.HEALTHY)
     nothing = msgspec.structs.replace(hosts[0], probes={})
     untold = judge(msgspec.structs.replace(builder.bundle(), hosts=(nothing, *others)))
@@ -639,14 +613,14 @@ def test_a_host_that_goes_away_takes_no_fault_of_the_others_along(
     pairs: list[tuple[str, str]], blamed: tuple[str, ...], state: str
 ) -> None:
     """With what they saw of it among the links, the others' fault was its consequence, and some of them called healthy."""
-    builder = between(Builder(), *pairs, *((name, "gpu02") for name in NAMES if name != "gpu02"))
+    builder = Builder().unanswered(*pairs, *((name, "gpu02") for name in NAMES if name != "gpu02"))
     builder.reach["gpu02"] = GONE[0]
     report = judge(builder.bundle())
     assert {item.id: item.hosts for item in report.causes} == {
         "host.ssh-timeout": ("gpu02",),
         "net.firewall.dropped": blamed,
     }
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {**dict.fromkeys(NAMES, gate.HEALTHY), **dict.fromkeys(blamed, state), "gpu02": gate.BAD}
 
 
@@ -659,10 +633,9 @@ def test_one_lost_packet_is_no_finding() -> None:
 def test_a_detour_is_told_from_a_busy_host() -> None:
     def far(fastest: float) -> Report:
         builder = Builder()
-        for host in NAMES:
-            for link in builder.probes[host]["links"]["links"]:
-                if "gpu03" in (host, link["peer"]) and link.get("rtt_p50_ms") is not None:
-                    link.update(rtt_min_ms=fastest, rtt_p50_ms=50.0)
+        for host, link in builder.each("links"):
+            if "gpu03" in (host, link["peer"]) and link.get("rtt_p50_ms") is not None:
+                link.update(rtt_min_ms=fastest, rtt_p50_ms=50.0)
         return judge(builder.bundle())
 
     assert only(far(40.0)).id == "net.latency" and only(far(40.0)).hosts == ("gpu03",)
@@ -671,10 +644,9 @@ def test_a_detour_is_told_from_a_busy_host() -> None:
 
 def test_one_slow_host_of_three_is_found() -> None:
     builder = Builder(NAMES[:3])
-    for host in NAMES[:3]:
-        for flow in builder.probes[host]["throughput"]["flows"]:
-            if "gpu02" in (host, flow["peer"]):
-                flow["seconds"] = 80.0
+    for host, flow in builder.each("throughput"):
+        if "gpu02" in (host, flow["peer"]):
+            flow["seconds"] = 80.0
     found = only(judge(builder.bundle()))
     assert found.id == "net.slow.link" and found.hosts == ("gpu02",)
 
@@ -683,10 +655,9 @@ def test_one_slow_host_of_three_is_found() -> None:
 def test_beyond_ten_gigabits_one_stream_measures_cpus_and_no_link(gbit: float, slow: bool) -> None:
     """Two busy sound hosts came out at 7.5 Gb/s where others had reached 16 to 33 (and 4.6 of 22)."""
     builder = Builder()
-    for name in NAMES:
-        for flow in builder.probes[name]["throughput"]["flows"]:
-            rate = gbit if (name, flow["peer"]) == ("gpu01", "gpu02") else 33.0
-            flow.update(bytes=int(rate * 1e9 / 8), seconds=1.0)
+    for name, flow in builder.each("throughput"):
+        rate = gbit if (name, flow["peer"]) == ("gpu01", "gpu02") else 33.0
+        flow.update(bytes=int(rate * 1e9 / 8), seconds=1.0)
     found = judge(builder.bundle()).causes
     assert [(item.id, item.hosts) for item in found] == [("net.slow.link", ("gpu01", "gpu02"))] * slow
 
@@ -708,7 +679,7 @@ def test_transfers_that_none_got_through_one_host_are_a_gap_of_that_host() -> No
         ("throughput to gpu[01,03-04]", ("gpu02",)),
         ("throughput from gpu[01,03-04]", ("gpu02",)),
     }
-    states = {item.host: item.state for item in gate.decide_hosts(report)}
+    states = state_of(report)
     assert states == {"gpu01": gate.HEALTHY, "gpu02": gate.UNKNOWN, "gpu03": gate.HEALTHY, "gpu04": gate.HEALTHY}
 
 

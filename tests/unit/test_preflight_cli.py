@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
-from nccl_doctor.cli._hosts import load_policy, load_thresholds
+from nccl_doctor.cli._judging import load_policy, load_thresholds
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, Reach, ReachOutcome
 from nccl_doctor.rules.policy import Policy

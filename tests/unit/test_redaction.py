@@ -77,6 +77,8 @@ def test_no_canary_survives(text: str) -> None:
         "ssh-ed25519 SHA256:AAAAB3NzaC1yc2EAAAADAQABAAABgQ from /root/.ssh/id_ed25519",
         "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/ProcessGroupNCCL.cpp:1970",
         "tokenizer: 32000 tokens per batch, token count 17",
+        "consumed tokens: 1,234,567 | #new-token: 8192, #token: 249690, token usage: 0.38, num_tokens=1.2e9",
+        '{"total_tokens": 524288} --max-tokens 4096',
         "KeyError: 'image_00931'",
         "http://10.0.0.1:29500/",
         "MASTER_ADDR=gpu01 MASTER_PORT=29500",

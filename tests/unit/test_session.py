@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +24,47 @@ from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import fleet
 from nccl_doctor.transport import launch as launching
+from nccl_doctor.transport import session as sessions
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 from nccl_doctor.transport.fleet import _Attempt, close_all, connect_all
 from nccl_doctor.transport.local import LocalTransport
-from nccl_doctor.transport.session import Session, connect
+from nccl_doctor.transport.session import Session, _Pace, connect
 
 PROBES = (Path(__file__).parent / "session_probes.py").read_text(encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
-def test_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ship one more probe module, made for these tests."""
-    import zlib
-
+def ship(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, list[Any]]], None]) -> None:
+    """Send the agent with other sources: module -> [source, whether it is a package]."""
     sources = json.loads(zlib.decompress(launching.pack()))
-    sources["nccl_doctor.agent.probes.testing"] = [PROBES, False]
-    sources["nccl_doctor.agent.probes.broken"] = ["import no_such_module", False]
+    change(sources)
     packed = zlib.compress(json.dumps(sources).encode())
     monkeypatch.setattr(launching, "pack", lambda: packed)
-    yield
 
 
-def open_session(**options: Any) -> Session:
-    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(**options), Deadline(60))
+@pytest.fixture(autouse=True)
+def more_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ship one more probe module, made for these tests."""
+    more = {
+        "nccl_doctor.agent.probes.testing": [PROBES, False],
+        "nccl_doctor.agent.probes.broken": ["import no_such_module", False],
+    }
+    ship(monkeypatch, lambda sources: sources.update(more))
+
+
+def open_session(deadline_s: float = 60, **options: Any) -> Session:
+    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(**options), Deadline(deadline_s))
     assert isinstance(found, Session), found
     return found
 
 
+def closing(**options: Any) -> contextlib.closing[Session]:
+    return contextlib.closing(open_session(**options))
+
+
 @pytest.fixture
 def session() -> Iterator[Session]:
-    opened = open_session(python=sys.executable)
-    yield opened
-    opened.close()
+    with closing(python=sys.executable) as opened:
+        yield opened
 
 
 def reach_of(**options: Any) -> Reach:
@@ -142,9 +153,8 @@ def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("MY_OWN", "private")
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE2fQ.c2lnbmF0dXJl")
-    session = open_session()
-    found = session.probe("environment").data["variables"]
-    session.close()
+    with closing() as session:
+        found = session.probe("environment").data["variables"]
     assert found["NCCL_SOCKET_IFNAME"] == "eth0" and found["SLURM_JWT"] == "[redacted]" and "MY_OWN" not in found
 
 
@@ -190,7 +200,7 @@ from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import connect_all
 entries = [HostEntry(f"h{{n}}") for n in range({hosts})]
-found = connect_all(entries, ConnectOptions(transport={transport!r}), Deadline(60))
+found = connect_all(entries, ConnectOptions(transport="local"), Deadline(60))
 for name, session in found.items():
     data = session.probe("t.children", {{"tag": "nccl-doctor-test-controller"}}, 30.0).data
     print(*data["below"], data["agent"], flush=True)
@@ -199,12 +209,11 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("transport", ["local"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tmp_path: Path) -> None:
+def test_nothing_survives_the_controller(how: signal.Signals, tmp_path: Path) -> None:
     packed = tmp_path / "pack"
     packed.write_bytes(launching.pack())
-    code = CONTROLLER.format(packed=str(packed), hosts=3, transport=transport)
+    code = CONTROLLER.format(packed=str(packed), hosts=3)
     controller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None
     pids: list[int] = []
@@ -220,40 +229,34 @@ def test_nothing_survives_the_controller(how: signal.Signals, transport: str, tm
     assert gone(pids) == []
 
 
+def silence_after(limit_s: float) -> Callable[[dict[str, list[Any]]], None]:
+    """An agent that takes a controller for dead after so long."""
+
+    def change(sources: dict[str, list[Any]]) -> None:
+        runtime_source = sources["nccl_doctor.agent.runtime"]
+        assert "SILENCE_S = 45.0" in runtime_source[0]
+        runtime_source[0] = runtime_source[0].replace("SILENCE_S = 45.0", f"SILENCE_S = {limit_s}")
+
+    return change
+
+
 @pytest.mark.alone
 def test_a_silent_controller_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut without a word: no end of input, no ping. The agent ends by its own clock."""
-    import zlib
-
-    sources = json.loads(zlib.decompress(launching.pack()))
-    name = "nccl_doctor.agent.runtime"
-    assert "SILENCE_S = 45.0" in sources[name][0]
-    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 1.0")
-    packed = zlib.compress(json.dumps(sources).encode())
-    monkeypatch.setattr(launching, "pack", lambda: packed)
-    session = open_session()
-    assert gone([session.hello.pid]) == []
-    assert "nothing heard" in session.probe("t.echo").detail
-    session.close()
+    ship(monkeypatch, silence_after(1.0))
+    with closing() as session:
+        assert gone([session.hello.pid]) == []
+        assert "nothing heard" in session.probe("t.echo").detail
 
 
 @pytest.mark.alone
 def test_a_session_pings_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import zlib
-
-    from nccl_doctor.transport import session as module
-
-    sources = json.loads(zlib.decompress(launching.pack()))
-    name = "nccl_doctor.agent.runtime"
-    sources[name][0] = sources[name][0].replace("SILENCE_S = 45.0", "SILENCE_S = 3.0")
-    packed = zlib.compress(json.dumps(sources).encode())
-    monkeypatch.setattr(launching, "pack", lambda: packed)
-    monkeypatch.setattr(module, "PING_S", 0.3)
-    monkeypatch.setattr(module, "IDLE_PING_S", 0.3)
-    session = open_session()
-    time.sleep(3.5)
-    assert session.probe("t.echo").outcome is Outcome.OK
-    session.close()
+    ship(monkeypatch, silence_after(3.0))
+    monkeypatch.setattr(sessions, "PING_S", 0.3)
+    monkeypatch.setattr(sessions, "IDLE_PING_S", 0.3)
+    with closing() as session:
+        time.sleep(3.5)
+        assert session.probe("t.echo").outcome is Outcome.OK
 
 
 def write_python(path: Path, text: str) -> str:
@@ -305,18 +308,15 @@ def test_garbage_and_endings(tmp_path: Path) -> None:
 
 
 def test_a_login_banner_is_tolerated(tmp_path: Path) -> None:
-    session = open_session(
-        python=write_python(tmp_path / "p", f"echo Welcome; printf 'no newline'; exec {sys.executable} \"$@\"")
-    )
-    assert session.probe("t.echo").outcome is Outcome.OK
-    session.close()
+    chatty = write_python(tmp_path / "p", f"echo Welcome; printf 'no newline'; exec {sys.executable} \"$@\"")
+    with closing(python=chatty) as session:
+        assert session.probe("t.echo").outcome is Outcome.OK
 
 
 def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
     (tmp_path / "activate").write_text("export NCCL_FROM_SETUP='it is $here'\n")
-    session = open_session(env_setup=f"source {tmp_path}/activate; cat  # takes our input, if it could")
-    assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
-    session.close()
+    with closing(env_setup=f"source {tmp_path}/activate; cat  # takes our input, if it could") as session:
+        assert session.probe("environment").data["variables"]["NCCL_FROM_SETUP"] == "it is $here"
     assert "--env-setup failed" in reach_of(env_setup="exit 3").detail
     reach = reach_of(env_setup="export WANDB_API_KEY=canary; echo cannot use --token canary >&2; exit 3")
     assert (
@@ -354,19 +354,17 @@ def test_a_host_with_no_room_for_a_thread_says_so(monkeypatch: pytest.MonkeyPatc
     assert "M hello" in done.stdout and "agent ends: RuntimeError: can't start new thread" in done.stderr
 
 
-def test_nothing_is_written_on_the_host(session: Session, tmp_path: Path) -> None:
+def test_nothing_is_written_on_the_host(tmp_path: Path) -> None:
     before = set(tmp_path.rglob("*"))
-    child = open_session(python=sys.executable, env_setup=f"cd {tmp_path}; export HOME={tmp_path} TMPDIR={tmp_path}")
-    child.probe("environment")
-    child.close()
+    with closing(env_setup=f"cd {tmp_path}; export HOME={tmp_path} TMPDIR={tmp_path}") as session:
+        session.probe("environment")
     assert set(tmp_path.rglob("*")) == before
 
 
 def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('imported from the working directory')")
-    session = open_session(env_setup=f"cd {tmp_path}")
-    assert session.probe("t.echo").outcome is Outcome.OK
-    session.close()
+    with closing(env_setup=f"cd {tmp_path}") as session:
+        assert session.probe("t.echo").outcome is Outcome.OK
 
 
 def test_a_fleet_connects_answers_and_closes() -> None:
@@ -491,7 +489,7 @@ def test_who_answered_at_the_last_moment_has_answered() -> None:
     assert attempt._results["b"].outcome is ReachOutcome.NOT_TRIED  # type: ignore[union-attr]
 
 
-def test_the_pack_is_deterministic_and_small() -> None:
+def test_the_pack_is_deterministic() -> None:
     code = "import hashlib, nccl_doctor.transport.launch as l; print(hashlib.sha256(l.pack()).hexdigest())"
     digests = {
         subprocess.run(
@@ -511,12 +509,9 @@ def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hung host: each of its probes would wait for its own limit, and the whole run with them."""
-    from nccl_doctor.transport import session as sessions
-
     monkeypatch.setattr(sessions, "GRACE_S", 0.3)
     monkeypatch.setattr(sessions, "SILENCE_S", 1.0)
-    opened = open_session(python=sys.executable)
-    try:
+    with closing(python=sys.executable) as opened:
         os.kill(opened.hello.pid, signal.SIGSTOP)
         started = time.monotonic()
         assert opened.probe("t.echo", limit_s=0.2).outcome is Outcome.TIMED_OUT
@@ -529,19 +524,14 @@ def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_b
         while not opened.alive and time.monotonic() < end:
             time.sleep(0.02)
         assert opened.reach.outcome is ReachOutcome.OK and opened.probe("t.echo").outcome is Outcome.OK
-    finally:
-        opened.close()
 
 
 @pytest.mark.alone
 def test_a_host_that_answers_no_ping_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It died without a word in the middle of a long probe: others may be waiting for it."""
-    from nccl_doctor.transport import session as sessions
-
     monkeypatch.setattr(sessions, "PING_S", 0.3)
     monkeypatch.setattr(sessions, "SILENCE_S", 1.0)
-    opened = open_session(python=sys.executable)
-    try:
+    with closing(python=sys.executable) as opened:
         assert opened.probe("t.hang", limit_s=2.5).detail == "no answer within 2.5 s"  # the agent's own word
         assert opened.alive and opened.reach.outcome is ReachOutcome.OK  # it answered the pings meanwhile
         os.kill(opened.hello.pid, signal.SIGSTOP)
@@ -550,9 +540,7 @@ def test_a_host_that_answers_no_ping_is_not_waited_for(monkeypatch: pytest.Monke
         assert (result.outcome, result.detail) == (Outcome.TIMED_OUT, "no answer: the agent has fallen silent")
         assert time.monotonic() - started < 20
         assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "not a word" in opened.reach.evidence[0]
-    finally:
         os.kill(opened.hello.pid, signal.SIGCONT)
-        opened.close()
 
 
 def test_an_answer_that_is_not_of_the_protocol_ends_the_session_and_is_quoted(session: Session) -> None:
@@ -579,25 +567,17 @@ def test_a_request_that_is_not_taken_is_silence_and_no_lost_connection(
 @pytest.mark.alone
 def test_a_slow_probe_within_its_limit_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi on a busy host takes longer than the grace, and nothing else is said meanwhile."""
-    from nccl_doctor.transport import session as sessions
-
     monkeypatch.setattr(sessions, "GRACE_S", 0.2)
-    opened = open_session(python=sys.executable)
-    try:
+    with closing(python=sys.executable) as opened:
         assert opened.probe("t.sleep", {"seconds": 1.0}, limit_s=20.0).outcome is Outcome.OK
         assert opened.alive and opened.reach.outcome is ReachOutcome.OK
-    finally:
-        opened.close()
 
 
 @pytest.mark.alone
 def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is heard now and then, so it is not silence, but each further question would wait in vain."""
-    from nccl_doctor.transport import session as sessions
-
     monkeypatch.setattr(sessions, "GRACE_S", 0.2)
-    opened = open_session(python=sys.executable)
-    try:
+    with closing(python=sys.executable) as opened:
         os.kill(opened.hello.pid, signal.SIGSTOP)
         opened.probe("t.echo", limit_s=0.1)
         opened._hear()  # a line of something else
@@ -606,8 +586,6 @@ def test_answers_that_are_late_twice_are_not_asked_for_again(monkeypatch: pytest
         assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "too slowly: 2 times" in opened.reach.evidence[0]
         opened._hear()
         assert not opened.alive  # one more line makes it no faster
-    finally:
-        opened.close()
 
 
 def dripping(place: Path, bytes_per_s: int) -> str:
@@ -619,18 +597,13 @@ def dripping(place: Path, bytes_per_s: int) -> str:
 @pytest.mark.alone
 def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known for what it is long before its end, and whoever waits for another answer need wait no more."""
-    from nccl_doctor.transport import session as sessions
-
-    opened = open_session(python=dripping(tmp_path, 120))
-    try:
+    with closing(python=dripping(tmp_path, 120)) as opened:
         assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
         monkeypatch.setattr(sessions, "DRIP_S", 1.0)
         started = time.monotonic()
         assert opened.probe("t.big", {"bytes": 9000}, 60.0).outcome is Outcome.FAILED  # it would take 75 s
         assert time.monotonic() - started < 30 and not opened.alive
         assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "comes too slowly" in opened.reach.evidence[0]
-    finally:
-        opened.close()
 
 
 @pytest.mark.alone
@@ -641,7 +614,6 @@ def test_a_first_line_that_drips_is_slow_and_no_garbage(tmp_path: Path) -> None:
 
 def test_a_network_that_pauses_does_not_drip() -> None:
     """Lost packets come again after seconds, and then with the rest; only what never pauses and is slow drips."""
-    from nccl_doctor.transport.session import _Pace
 
     def drips(*blocks: tuple[float, int]) -> bool:
         pace = _Pace()
@@ -658,10 +630,6 @@ def test_a_network_that_pauses_does_not_drip() -> None:
 
 @pytest.mark.alone
 def test_the_deadline_of_the_run_is_nobodys_silence() -> None:
-    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(python=sys.executable), Deadline(2.0))
-    assert isinstance(found, Session), found
-    try:
-        assert found.probe("t.hang", limit_s=60.0).outcome is Outcome.TIMED_OUT
-        assert found.reach.outcome is ReachOutcome.OK
-    finally:
-        found.close()
+    with closing(deadline_s=2.0, python=sys.executable) as opened:
+        assert opened.probe("t.hang", limit_s=60.0).outcome is Outcome.TIMED_OUT
+        assert opened.reach.outcome is ReachOutcome.OK

@@ -2,10 +2,11 @@
 
 import base64
 import contextlib
+import functools
 import gc
 import time
 from array import array
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import group, memory, operations, timing
 from .board import SizeEnded, is_set
@@ -14,6 +15,27 @@ from .operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+
+class Case(NamedTuple):
+    """One size of a collective, measured in one way."""
+
+    operation: Operation
+    mode: str
+    asked: int  # bytes
+    size: int  # bytes that are really moved
+    part: int  # elements of each rank
+
+    @property
+    def key(self) -> str:
+        """What begins its keys on the board."""
+        return "%s/%d/%s" % (self.operation.name, self.asked, self.mode)
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        way = {"in": " in place", "copy": " with copy"}.get(self.mode, "")
+        return "%s %d B%s" % (self.operation.name, self.asked, way)
 
 
 class Measuring:
@@ -68,7 +90,6 @@ class Measuring:
         """Measure one size; why the backend cannot do the collective at all, else empty."""
         count = operations.count_of(operation, asked, self.worker.item_bytes, self.me.world)
         size = operations.size_of(operation, count, self.worker.item_bytes, self.me.world)
-        label = "%s %d B%s" % (operation.name, asked, {"in": " in place", "copy": " with copy"}.get(mode, ""))
         if not count:
             parts = " for each of %d ranks" % self.me.world if operation.split else ""
             self._skip(operation, asked, mode, "smaller than one %s%s" % (self.plan["dtype"], parts))
@@ -76,12 +97,13 @@ class Measuring:
         if self.time_is_up:
             self._skip(operation, asked, mode, "the time budget of %g s is used up" % float(self.plan["budget_s"]))
             return ""
+        case = Case(operation, mode, asked, size, count)
+        key, label = case.key, case.label
         self.progress.stage("measure", self.worker.limit_s, label)
-        key = "%s/%d/%s" % (operation.name, asked, mode)
         self.begun = time.monotonic()
         reason = ""
         try:
-            buffers = self._allocate(key, operation, asked, mode, count, checker)
+            buffers = self._allocate(case, checker)
             if buffers is None:
                 return ""
             call = operations.caller(self.worker.dist, operation, mode, buffers, self.me, self.plan["op"])
@@ -107,7 +129,7 @@ class Measuring:
             calls = timing.calls_per_sample(self.device, iterations, estimate_s)
             limit_s = self.worker.limit_s + 3 * iterations * estimate_s
             times = timing.timed(self.worker, call, iterations, label, limit_s, calls)
-            self._report(key, operation, size, asked, count, mode, times, wrong, calls)
+            self._report(case, times, wrong, calls)
         except Exception as error:
             reason = self._no_memory(key, error)
             if not reason:
@@ -116,7 +138,7 @@ class Measuring:
             buffers = call = None  # type: ignore[assignment]
             self.used_s += time.monotonic() - self.begun
         if reason:  # out of the handler, whose traceback holds on to the memory
-            self._end_size(key, operation, asked, mode, reason)
+            self._end_size(case, reason)
         return ""
 
     def _no_memory(self, key: str, error: Exception) -> str:
@@ -135,30 +157,27 @@ class Measuring:
             self.board.give_up([key + point for point in points], reason)
         return reason
 
-    def _end_size(self, key: str, operation: Operation, asked: int, mode: str, reason: str) -> None:
+    def _end_size(self, case: Case, reason: str) -> None:
         """Leave the process group, whose state nobody knows any more, and form another for the sizes to come."""
         self.progress.step("ending this size: out of memory", self.worker.limit_s)
         group.leave(self.worker)
         gc.collect()
         if self.device.type == "cuda":
             self.torch.cuda.empty_cache()
-        reason = self.board.decide(key + "/over", reason, lambda values: values[0])
-        self._skip(operation, asked, mode, reason)
+        reason = self.board.decide(case.key + "/over", reason, lambda values: values[0])
+        self._skip(case.operation, case.asked, case.mode, reason)
         self.worker.generation += 1
         group.form(self.worker)
 
-    def _allocate(
-        self, key: str, operation: Operation, asked: int, mode: str, count: int, checker: Any
-    ) -> Optional[Any]:
-        me = self.me
-        needed = operations.buffer_bytes(operation, mode, count, self.worker.item_bytes, me.world, me.rank, me.root)
+    def _allocate(self, case: Case, checker: Any) -> Optional[Any]:
+        operation, mode = case.operation, case.mode
+        needed = operations.buffer_bytes(operation, mode, case.part, self.worker.item_bytes, self.me)
         trouble = memory.lack(self.worker, needed)
         buffers = None
         if not trouble:
             try:
-                buffers = operations.allocate(
-                    self.torch, operation, mode, count, self.worker.dtype, self.device, self.me
-                )
+                empty = functools.partial(self.torch.empty, dtype=self.worker.dtype, device=self.device)
+                buffers = operations.allocate(empty, operation, mode, case.part, self.me)
                 # Filled before the vote: memory that was promised may still not be there.
                 if checker is not None:
                     checker.prepare(mode, buffers)
@@ -170,12 +189,12 @@ class Measuring:
                     raise
                 trouble = words_of_lack(error)
         verdict = self.board.decide(
-            key + "/memory",
+            case.key + "/memory",
             "%s: %s" % (self.worker.label, trouble) if trouble else "",
             lambda values: next(filter(None, values), ""),
         )
         if verdict:
-            self._skip(operation, asked, mode, verdict)
+            self._skip(operation, case.asked, mode, verdict)
             return None
         return buffers
 
@@ -227,18 +246,7 @@ class Measuring:
         iterations, slowest_s = self.board.decide(key + "/iterations", min(estimates), choose)
         return int(iterations), float(slowest_s)
 
-    def _report(
-        self,
-        key: str,
-        operation: Operation,
-        size: int,
-        asked: int,
-        count: int,
-        mode: str,
-        times: List[float],
-        wrong: Optional[int],
-        calls: int,
-    ) -> None:
+    def _report(self, case: Case, times: List[float], wrong: Optional[int], calls: int) -> None:
         self.progress.step("gathering times", self.worker.limit_s)
         packed = base64.b64encode(array("d", times).tobytes()).decode()
         records: List[Dict[str, Any]] = []
@@ -250,19 +258,19 @@ class Measuring:
 
         # Decided, not only gathered: a rank that gave up in the loop must stop those that got through it. And rank 0
         # alone decides on time: clocks differ, and no rank may measure what another one skips.
-        self.time_is_up = self.board.decide(key + "/times", {"times": packed, "wrong": wrong}, keep)
+        self.time_is_up = self.board.decide(case.key + "/times", {"times": packed, "wrong": wrong}, keep)
         if self.me.rank:
             return
         series = [array("d", base64.b64decode(record["times"])) for record in records]
         means = [sum(values) / len(values) for values in series]
         self.progress.tell(
             "size",
-            collective=operation.name,
-            mode=mode,
-            size=size,
-            asked=asked,
-            count=count,
-            root=self.me.root if operation.rooted else -1,
+            collective=case.operation.name,
+            mode=case.mode,
+            size=case.size,
+            asked=case.asked,
+            count=case.part,
+            root=self.me.root if case.operation.rooted else -1,
             iterations=len(times) * calls,
             calls_per_sample=calls,
             rank_means_us=[round(value * 1e6, 3) for value in means],

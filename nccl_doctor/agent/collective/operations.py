@@ -49,25 +49,30 @@ def size_of(operation: Operation, count: int, item_bytes: int, world: int) -> in
     return count * item_bytes * (world if operation.split else 1)
 
 
-def elements(operation: Operation, count: int, world: int, rank: int, root: int) -> Tuple[int, int]:
+class Me(NamedTuple):
+    """This rank in its world."""
+
+    rank: int
+    world: int
+    root: int
+
+
+def elements(operation: Operation, count: int, me: Me) -> Tuple[int, int]:
     """Elements of this rank's send and receive buffers."""
-    name = operation.name
-    if name == "allgather":
-        return count, count * world
-    if name == "reducescatter":
-        return count * world, count
-    if name == "alltoall":
-        return count * world, count * world
-    if name == "gather":
-        return count, count * world if rank == root else 0
-    if name == "scatter":
-        return (count * world if rank == root else 0), count
-    return count, count
+    whole = count * me.world
+    of_root = whole if me.rank == me.root else 0
+    return {
+        "allgather": (count, whole),
+        "reducescatter": (whole, count),
+        "alltoall": (whole, whole),
+        "gather": (count, of_root),
+        "scatter": (of_root, count),
+    }.get(operation.name, (count, count))
 
 
-def buffer_bytes(operation: Operation, mode: str, count: int, item_bytes: int, world: int, rank: int, root: int) -> int:
+def buffer_bytes(operation: Operation, mode: str, count: int, item_bytes: int, me: Me) -> int:
     """Bytes this rank must allocate."""
-    send, receive = elements(operation, count, world, rank, root)
+    send, receive = elements(operation, count, me)
     return item_bytes * (max(send, receive) if mode == "in" else send + receive)
 
 
@@ -78,28 +83,18 @@ class Buffers(NamedTuple):
     receive: Any
 
 
-def allocate(torch: Any, operation: Operation, mode: str, count: int, dtype: Any, device: Any, me: "Me") -> Buffers:
-    """The buffers of one measurement; raises whatever the allocator raises."""
-    send_n, receive_n = elements(operation, count, me.world, me.rank, me.root)
+def allocate(empty: Callable[[int], Any], operation: Operation, mode: str, count: int, me: Me) -> Buffers:
+    """The buffers of one measurement; raises whatever the allocator (``empty(elements)``) raises."""
+    send_n, receive_n = elements(operation, count, me)
     if mode != "in":
-        return Buffers(
-            torch.empty(send_n, dtype=dtype, device=device), torch.empty(receive_n, dtype=dtype, device=device)
-        )
-    whole = torch.empty(max(send_n, receive_n), dtype=dtype, device=device)
+        return Buffers(empty(send_n), empty(receive_n))
+    whole = empty(max(send_n, receive_n))
     mine = slice(me.rank * count, (me.rank + 1) * count)
     if operation.name == "allgather":
         return Buffers(whole[mine], whole)
     if operation.name == "reducescatter":
         return Buffers(whole, whole[mine])
     return Buffers(whole, whole)
-
-
-class Me(NamedTuple):
-    """This rank in its world."""
-
-    rank: int
-    world: int
-    root: int
 
 
 def caller(dist: Any, operation: Operation, mode: str, buffers: Buffers, me: Me, op: str) -> Callable[[], None]:
@@ -165,17 +160,14 @@ class Checker:
         self.sum = patterns.reduced(torch, me.world, seed, dtype, op) if operation.reduces else None
 
     def _block(self, rank: int) -> Any:
-        return patterns.block(self.torch, rank, self.seed, self.dtype, self.op, self.me.world, self.operation.reduces)
+        op = self.op if self.operation.reduces else ""
+        return patterns.block(self.torch, rank, self.seed, self.dtype, op, self.me.world)
 
     def prepare(self, mode: str, buffers: Buffers) -> None:
         """Put this rank's data into the send buffer and poison all that the call must write."""
-        receives_in_send = self.operation.name in ("allreduce", "broadcast", "reduce")
         patterns.poison(self.torch, buffers.receive)
-        if mode == "in" and receives_in_send:
-            if self.operation.name == "broadcast" and self.me.rank != self.me.root:
-                return
-            patterns.fill(buffers.send, self._block(self.me.rank))
-            return
+        if mode == "in" and self.operation.name == "broadcast" and self.me.rank != self.me.root:
+            return  # what it sends is what it receives, and must stay poisoned
         patterns.fill(buffers.send, self._block(self.me.rank))
 
     def wrong(self, buffers: Buffers, count: int) -> int:

@@ -14,31 +14,30 @@ _EXACT = {"int8": 126, "uint8": 254, "float16": 2048, "bfloat16": 256, "float32"
 _CHUNK = 64  # blocks compared at once: 64 x 65521 elements bound the memory of a comparison
 
 
-def _highest(dtype: str, op: str, world: int, reduces: bool) -> int:
+def _highest(dtype: str, op: str, world: int) -> int:
     limit = _EXACT.get(dtype, 1 << 20)
-    if reduces and op in ("sum", "avg"):
+    if op in ("sum", "avg"):
         return max(1, min(1023, limit // world))
     return min(1023, limit)
 
 
-def block(torch: Any, rank: int, seed: int, dtype: str, op: str, world: int, reduces: bool) -> Any:
-    """The random block of one rank, a CPU tensor of ``PERIOD`` elements."""
+def block(torch: Any, rank: int, seed: int, dtype: str, op: str, world: int) -> Any:
+    """The random block of one rank, a CPU tensor of ``PERIOD`` elements. ``op`` is empty where nothing is reduced."""
     generator = torch.Generator().manual_seed(seed * 1000003 + rank)
-    if reduces and op == "prod":
+    if op == "prod":
         # Factors of 2 from the first seven ranks only: 128 is exact in every type, and for integers wraps to itself.
         values = torch.randint(1, 3 if rank < 6 else 2, (PERIOD,), generator=generator)
     else:
-        high = _highest(dtype, op, world, reduces)
-        values = torch.randint(0, high + 1, (PERIOD,), generator=generator)
+        values = torch.randint(0, _highest(dtype, op, world) + 1, (PERIOD,), generator=generator)
     return values.to(getattr(torch, dtype))
 
 
 def reduced(torch: Any, world: int, seed: int, dtype: str, op: str) -> Any:
     """What reducing all ranks' blocks must give, computed here from the seeds in 64 bits."""
     wide = torch.float64 if getattr(torch, dtype).is_floating_point else torch.int64
-    total: Any = block(torch, 0, seed, dtype, op, world, True).to(wide)
+    total: Any = block(torch, 0, seed, dtype, op, world).to(wide)
     for rank in range(1, world):
-        values = block(torch, rank, seed, dtype, op, world, True).to(wide)
+        values = block(torch, rank, seed, dtype, op, world).to(wide)
         if op in ("sum", "avg"):
             total = total + values
         elif op == "prod":

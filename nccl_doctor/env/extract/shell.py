@@ -64,7 +64,7 @@ class Word(str):
 class Reader:
     """Reads one script. ``file`` and ``first_line`` place its findings; ``scope`` groups them."""
 
-    def __init__(self, text: str, file: str = "", first_line: int = 1, scope: str = "", depth: int = 0) -> None:
+    def __init__(self, text: str, file: str, first_line: int, scope: str, depth: int = 0) -> None:
         self.text = text
         self.file = file
         self.first_line = first_line
@@ -90,14 +90,15 @@ class Reader:
                 self._command(line, self._line(line), words)
             elif self.only_assignments:
                 self.only_assignments = bool(_ASSIGNS.match(words[-1]))
-        kept = []
         own = {item.name for item in self.found if item.value is None and item.how is not How.PLAIN}  # -x NAME="$NAME"
         handed_on = own | self.exported
-        for item in self.found:
-            if item.how is How.PLAIN and (self.export_all or self.only_assignments or item.name in handed_on):
-                item = msgspec.structs.replace(item, how=How.EXPORT, lost="")
-            kept.append(item)
-        return kept
+        all_of_them = self.export_all or self.only_assignments
+        return [
+            msgspec.structs.replace(item, how=How.EXPORT, lost="")
+            if item.how is How.PLAIN and (all_of_them or item.name in handed_on)
+            else item
+            for item in self.found
+        ]
 
     # ------------------------------------------------------------------------------------------------- the words
 
@@ -114,8 +115,7 @@ class Reader:
         skip_next = False
         while position < end:
             match = _TOKEN.match(self.text, position)
-            if match is None:  # cannot happen: the last alternative takes any character
-                break
+            assert match is not None  # the last alternative takes any character
             kind, token = match.lastgroup, match[0]
             position = match.end()
             if kind == "word":

@@ -527,6 +527,26 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
+_FINISHED = re.compile(
+    r"\b(?:exiting|finished|done|complet\w+|stopping|stopped early|end of (?:data|training|epoch))\b", re.I
+)
+
+
+@diagnosis
+def horovod_rank_finished(case: Case) -> Iterable[Candidate]:
+    """Horovod was shut down, as one rank finished or raised: no rank raised anything else, and the one that does not complain
+    said last that it is done. Its peers had more to do, or it decided to stop without them."""
+    hits = case.hits("horovod-shut-down")
+    quiet = set(case.summary.last_of_rank) - ranks_of(hits)
+    if not hits or not quiet or case.exceptions.ordinary or case.has("segfault", "sigkill"):
+        return
+    done = [hit for hit in last_words(case, quiet) if _FINISHED.search(hit.text)]
+    if done:
+        title = f"{_who(ranks_of(done) or quiet)} finished while the others went on: {ending(done[-1].text, 110)}"
+        for cause, strength in (("app.uneven-inputs", 0.64), ("app.collective-mismatch", 0.56)):
+            yield Candidate(cause, strength, title, [done[-1], *hits[:3]], ranks_of(done))
+
+
 @diagnosis
 def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
     """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
@@ -560,7 +580,8 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     Checkpoints, evaluation, downloads, tokenising, compilation or cache building on one rank while the others wait in a
     barrier: the classic straggler. Weaker than a comparison of the ranks' work.
     """
-    first = case.first(*_GAVE_UP_WAITING)
+    of_engine = () if case.course.overcome("serving-watchdog") else ("serving-watchdog",)
+    first = case.first(*_GAVE_UP_WAITING, *of_engine)
     if first is None:
         return
     before = case.summary.before.get(first.file, [])

@@ -591,6 +591,21 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
 
 
+# "[13]", or "{StragglerId(rank=13, node='gpu02'), ...}"
+_STRAGGLERS = re.compile(r"(?:rank=|[\[ ])(\d+)(?=[,\]])")
+
+
+@diagnosis
+def gpus_told_slow(case: Case) -> Iterable[Candidate]:
+    """The straggler detection of NVIDIA's resiliency extension names ranks whose kernels take longer. It times the GPU's own
+    work, without the waiting for others; heat, power, memory errors or a second process there are what it does not tell."""
+    hits = case.hits("straggler-report")
+    ranks = {int(rank) for hit in hits for rank in _STRAGGLERS.findall(hit.groups["ranks"])}
+    title = f"the GPU of rank {ranges(sorted(ranks))} computes more slowly than the others, or than it did"
+    for nth, cause in enumerate(("gpu.thermal-power", "gpu.ecc", "app.straggler-timeout") if ranks else ()):
+        yield Candidate(cause, 0.44 - 0.02 * nth, title, hits, ranks)
+
+
 def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     told = hits[0].groups
     title = f"the pace fell for good: {told['name']} was {told['before']}, and is {told['after']}"

@@ -192,6 +192,20 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
         )
 
 
+_POD_WAITS = re.compile(r"\S+\s+\d+/\d+\s+(?:Pending|ContainerCreating)\s")
+
+
+@diagnosis
+def pods_not_running(case: Case) -> Iterable[Candidate]:
+    """The others waited at the rendezvous in vain, and kubectl lists a pod that does not run yet: its node is missing."""
+    waits = [hit for hit in case.hits("pod-row") if _POD_WAITS.match(hit.text.strip())]
+    waited = case.hits("rdzv-timeout", "joined-partly", "socket-timeout", "master-timeout")
+    if waits and waited:
+        name, _, state = waits[0].text.split()[:3]
+        title = f"the rendezvous timed out: pod {name} is {state}{f', and {len(waits) - 1} more' * (len(waits) > 1)}"
+        yield Candidate("launch.world-size", 0.86, title, [*waits[:4], *waited[:2]])
+
+
 @diagnosis
 def members_missing(case: Case) -> Iterable[Candidate]:
     """Lightning's processes say which of how many they are: some are missing, and where others are there twice, every

@@ -11,6 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, place, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
+from nccl_doctor.explain.slowdown import communication_share
 
 _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
 # Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
@@ -130,7 +131,8 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
 
 
 def complaints(case: Case) -> list[Hit]:
-    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be, or once was."""
+    """The lines that say that it is too slow: in words, by a number far from the one that it ought to be, or once was, or
+    by steps that consist of communication."""
     last = case.last("expectation")
     far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
     shown = [hit for hit in case.hits("expectation") if far and (_times_too_slow(case, hit) or 0.0) >= _FAR]
@@ -140,7 +142,7 @@ def complaints(case: Case) -> list[Hit]:
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
     slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= _FAR]
-    return list({place(hit): hit for hit in (*told, *shown, *slower)}.values())
+    return list({place(hit): hit for hit in (*told, *shown, *slower, *case.communicating[-3:])}.values())
 
 
 @diagnosis
@@ -197,6 +199,17 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
 
 
+@diagnosis
+def adapters_forbidden(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, it is slow, and a listing shows RDMA adapters that are up."""
+    forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
+    up, complaint = case.hits("adapter-up"), complaints(case)
+    if forbidden and up and complaint and case.sockets and case.nodes > 1:
+        title = "NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters that are up: the nodes talk over TCP sockets"
+        proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
+        yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
+
+
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
 _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
 
@@ -214,7 +227,10 @@ def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidat
         if tunnels := [name for hit in proof for name in _SOCKET_INTERFACE.findall(hit.text) if _TUNNEL.match(name)]:
             title = f"the nodes' data goes over {tunnels[0]}, a tunnel"
         elif complaint:
-            title = "the nodes talk over TCP sockets, and it is far slower than it ought to be"
+            told = case.communicating
+            share = communication_share(told[-1].text) if told else None
+            far = f"{share * 100:.0f} % of a step is communication" if share else "it is far slower than it ought to be"
+            title = f"the nodes talk over TCP sockets, and {far}"
         yield Candidate("net.slow", 0.66 if complaint else 0.56, title, proof, hosts=hosts_of(case.sockets))
 
 

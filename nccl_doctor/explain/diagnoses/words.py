@@ -76,7 +76,7 @@ NO_DATA = re.compile(
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
-_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok/s|grad_norm", re.IGNORECASE)
+_STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok(?:ens?)?/s|grad_norm|\b(?:prefill|decode) batch\b", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings.
 _NOT_WORK = re.compile(
     r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"

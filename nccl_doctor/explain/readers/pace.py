@@ -128,10 +128,6 @@ def _kinds(name: str) -> tuple[bool, bool, bool]:
     return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and _TIME.search(name))
 
 
-def _is_rate(name: str) -> bool:
-    return _kinds(name)[0]
-
-
 def _of_rows(
     names: list[str], rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]], slower: float
 ) -> Iterator[Shift]:
@@ -159,7 +155,7 @@ def _of_rows(
         if _more_to_do(others, at, rows, lines):
             continue
         before, after = _medians(cells, at)
-        if _is_rate(name):
+        if _kinds(name)[_OF_RATE]:
             before, after = 1 / before, 1 / after
         told = {"name": name, "before": _short(before), "after": _short(after)}
         yield Shift((rows[at - 1], rows[at], rows[-1]), told | _blamed(parts, at))

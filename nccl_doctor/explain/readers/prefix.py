@@ -291,6 +291,6 @@ def _host(line: Line, text: str, at: int) -> tuple[int, str] | None:
         found = pattern.match(text, at)
         if found and _is_host(found.group("host")):
             line.hosts += 1
-            line.host = found.group("host")
+            line.host = found.group("host").removeprefix("slurmstepd-")  # it puts its host's name behind its own
             return found.end(), f"h{line.host}"
     return None

@@ -27,6 +27,7 @@ _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,160}?)(?::\s?(.*))?$", re.DOTALL)
 _ENDINGS = ("Error", "Exception", "Interrupt", "Failure", "Timeout", "NotFound", "Exit")
 _STANDALONE = re.compile(rf"(?:[\w.]{{1,120}}\.)?([A-Z]\w{{0,60}}(?:{'|'.join(_ENDINGS)}))(?::\s(.*)|:?\s*$)")
 _TWICE = re.compile(r"^(\w{1,60}?(?:Error|Exception))(?:\1){1,64}$")  # several ranks' at once, without a prefix
+_NODE = re.compile(r"\bNode: '[^']*'$")  # TensorFlow tells where, and on the next line what
 _OF_RANK = re.compile(r"\(RANK (\d{1,6})\)\s*$")  # torch's distributed checkpoint tells on every rank what one raised
 _LOWER_CASE = frozenset(("error", "timeout", "gaierror", "herror"))  # zlib.error, socket.timeout, cv2.error
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|<string>|/torch/(?:nn|distributed|utils)|^<")
@@ -202,7 +203,10 @@ class Tracebacks:
 
     def _is_announced(self, index: int) -> bool:
         """Whether this exception's message ends with a colon, and what it announces has not come yet."""
-        return index >= 0 and self._found[index].message.endswith(":") and not self._found[index].more
+        if index < 0 or not self._found[index].message.endswith(":"):
+            return False
+        more = self._found[index].more
+        return not more or _NODE.search(more[-1].text) is not None
 
     def _goes_on(self, index: int, said: Said) -> None:
         item = self._found[index]

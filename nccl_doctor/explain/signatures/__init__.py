@@ -1,7 +1,8 @@
 """Signatures: the messages that programs print, and what each proves. One module per area, found by being here.
 
 A module declares *signatures* (one message, in the wordings of all versions) with :func:`says`; nothing has to be
-registered elsewhere. What several messages prove together is a diagnosis (:mod:`nccl_doctor.explain.diagnoses`).
+registered elsewhere. A wording that is printed with a capital and with a small letter first stands there without its
+first letter ("ddress already in use"). What several messages prove together is a diagnosis (:mod:`nccl_doctor.explain.diagnoses`).
 
 How strong a proof is, on one scale for all areas:
 

@@ -10,12 +10,14 @@ _OF_TORCH = re.compile(r"(?:PY)?TORCH_[A-Z0-9_]+")
 
 says(
     "no-algorithm",
-    "o algorithm/protocol available for function {function:word}",
-    "no algorithm/protocol available",
+    "algorithm/protocol {}available",
+    "NCCL_ALGO was set to {value}",
+    "NCCL_PROTO was set to {value}",
     cause="env.bad-nccl-var",
     strength=0.93,
     title="NCCL_ALGO/NCCL_PROTO leave no algorithm for this collective",
     why="Since 2.24 NCCL does not fall back: the forced algorithm does not exist for this function, data type or machine.",
+    where=lambda groups, line: "o algorithm/protocol" in line or "WARN" in line or "rror" in line,
 )
 says(
     "bad-token",
@@ -65,7 +67,6 @@ says(
     "bad-allocator-setting",
     "Unrecognized CachingAllocator option: {option}",
     "Unrecognized key '{option}' in {which} allocator config",
-    "CachingAllocator option {option} too small, must be",
     "CachingAllocator option {option} must be",
     "Unknown allocator backend, options are native and cudaMallocAsync",
     cause="env.bad-nccl-var",
@@ -136,24 +137,4 @@ says(
     strength=0.7,
     title="an NCCL variable names something that does not exist here",
     why="NCCL says which value it cannot use.",
-)
-
-says(
-    "forced-algorithm",
-    "NCCL_ALGO was set to {value}",
-    "NCCL_PROTO was set to {value}",
-    cause="env.bad-nccl-var",
-    strength=0.9,
-    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective",
-    why="NCCL names the forced value in its error: it covers not all collectives of the program.",
-    where=lambda groups, line: "WARN" in line or "available for function" in line or "rror" in line,
-)
-says(
-    "no-algorithm-more",
-    "algorithm/protocol nor symKernelId available",
-    "lgorithm/protocol {}available for function",
-    cause="env.bad-nccl-var",
-    strength=0.9,
-    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for a collective",
-    why="The same, in the wording of 2.28 and later.",
 )

@@ -1,4 +1,4 @@
-"""What torch and the frameworks above it (Ray, vLLM, SGLang, Lightning, Kubernetes' scheduler) say of the job itself.
+"""What torch and frameworks (Ray, vLLM, SGLang, Lightning, DeepSpeed, torchft, TensorFlow, MXNet) say of the job itself.
 
 Texts of torch 1.8 to 2.13 (argument checks of the backends, deserialisation, data types), of Ray 2, vLLM 0.5 to 0.11,
 SGLang 0.4 and 0.5, Lightning 1.6 to 2.5.
@@ -9,22 +9,6 @@ from __future__ import annotations
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
-says(
-    "gloo-refuses",
-    "ProcessGroupGloo::{call:word} invalid tensor",
-    "ProcessGroupGloo::{call:word} requires",
-    "ProcessGroupGloo::{call:word} unsupported",
-    "ProcessGroupGloo::{call:word} can not",
-    "ProcessGroupGloo::send takes a single tensor",
-    "Cannot use ReduceOp.PREMUL_SUM with",
-    "Must flatten tensors with uniform dtype",
-    "Must flatten tensors with the same",
-    "Only Tensors of floating point",
-    cause="app.bad-tensor",
-    strength=0.87,
-    title="a collective got a tensor it cannot take",
-    why="The backend's own check of the tensors: device, layout, type or size.",
-)
 says(
     "type-or-shape",
     "Input type ({a}) and weight type ({b}) should be the same",
@@ -79,7 +63,7 @@ says(
     "out, generation between steps) break that order; set_z3_leaf_modules takes such a part as one.",
 )
 says(
-    "deserialize-without-gpu",
+    "fewer-gpus-than-wanted",
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
     "FSDP needs a non-CPU accelerator device",
@@ -94,33 +78,12 @@ says(
     why="No GPU, or fewer than asked for, are visible in this process or on this node.",
 )
 says(
-    "more-out-of-memory",
-    "CUDA driver error: out of memory",
-    "Triton Error [CUDA]: out of memory",
-    "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
-    "KV cache is needed, which is larger than the available KV cache memory",
-    "larger than the maximum number of tokens that can be stored in KV cache",
-    cause="gpu.oom",
-    strength=0.93,
-    title="a GPU has not enough free memory",
-    why="The memory of a GPU does not suffice for what is asked, or another process holds it.",
-)
-says(
     "launch-timed-out",
     "the launch timed out and was terminated",
     cause="gpu.illegal-access",
     strength=0.7,
     title="a kernel ran into the time limit of a GPU that also drives a display",
     why="CUDA's run time limit for kernels, in force where a display runs on the GPU.",
-)
-says(
-    "returned-nan",
-    "returned nan values in its",
-    "returned inf values in its",
-    cause="app.nan-or-data",
-    strength=0.9,
-    title="numbers went wrong: a gradient is not a number",
-    why="torch.autograd's anomaly detection found it.",
 )
 says(
     "shared-object-gone",
@@ -284,16 +247,6 @@ says(
     why="Ray's own guess, printed where a worker ended without telling how.",
 )
 says(
-    "socket-closed",
-    "Socket unexpectedly closed",
-    role=Role.SYMPTOM,
-    cause="net.peer-lost",
-    strength=0.36,
-    fold="connection lost (Gloo, store or socket)",
-    title="a peer closed its connection: it died or aborted first",
-    why="The other process died or aborted first.",
-)
-says(
     "nccl-invalid-usage",
     "NCCL Error 5: invalid usage",
     "nccl{call:word} failed: invalid usage",  # Horovod
@@ -320,48 +273,12 @@ says(
     why="Paddle prints it below any error of NCCL where errno is ENOSPC or EAGAIN; that may be left from an earlier call.",
 )
 says(
-    "nccl-error-number-cuda",
-    "NCCL Error 1: unhandled cuda error",
-    role=Role.SYMPTOM,
-    cause="gpu.driver",
-    strength=0.3,
-    fold="NCCL error number",
-    title="a CUDA call inside NCCL failed",
-    why="NCCL_DEBUG=WARN says which call.",
-)
-says(
-    "nccl-error-number-system",
-    "NCCL Error 2: unhandled system error",
-    role=Role.SYMPTOM,
-    cause="sys.shm",
-    strength=0.3,
-    fold="NCCL error number",
-    title="a system call inside NCCL failed",
-    why="NCCL_DEBUG=WARN says which call: often /dev/shm, a socket or a limit.",
-)
-says(
-    "port-of-etcd-or-worker",
-    "port: {port:int} already in use",
-    cause="net.port-in-use",
-    strength=0.93,
-    title="a port is already in use",
-    why="Another process listens on it.",
-)
-says(
     "ray-port",
     "Failed to start the grpc server. The specified port is {port:int}",
     cause="net.port-in-use",
     strength=0.74,
     title="Ray cannot listen on port {port}: mostly another process does",
     why="gRPC could not bind it; the line before says whether the address was in use.",
-)
-says(
-    "horovod-rendezvous",
-    "Wait timeout after {seconds:int} seconds for key(s): {keys}",
-    cause="launch.world-size",
-    strength=0.72,
-    title="Horovod's ranks did not all come to its rendezvous within {seconds} s",
-    why="A rank waits at Horovod's store for what another one should put there: that one was not started, died, or is late.",
 )
 says(
     "etcd-not-ready",
@@ -373,105 +290,6 @@ says(
     strength=0.88,
     title="the etcd server of the rendezvous does not answer",
     why="torchelastic's own etcd server or store did not start or lost its keys.",
-)
-says(
-    "horovod-stall",
-    "were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks",
-    role=Role.SYMPTOM,
-    fold="Horovod waits for ranks",
-    why="The stall inspector: a rank left the common path, has other tensors, is far behind, or is dead; its own lines decide.",
-)
-says(
-    "horovod-missing",
-    "[missing ranks: {ranks}]",
-    role=Role.SYMPTOM,
-    cause="app.straggler-timeout",
-    strength=0.46,
-    fold="Horovod waits for ranks",
-    title="Horovod waits for rank {ranks}",
-    why="Names the ranks that did not submit the tensor.",
-)
-says(
-    "horovod-start",
-    "Timed out waiting for {activity}. Please check connectivity between servers",
-    role=Role.SYMPTOM,
-    fold="horovodrun waited in vain",
-    why="A host's task did not register in time with the driver's service, on a port of its own that ssh says nothing of: blocked, on an "
-    "address that cannot be reached, or the task failed or is slow to start there.",
-)
-says(
-    "horovod-no-address",
-    "Horovod was unable to connect to {service} on any of the following addresses: {addresses}",
-    "Unable to find a set of common task-to-task communication interfaces",
-    cause="net.wrong-interface",
-    strength=0.72,
-    title="Horovod finds no interface over which the hosts reach each other",
-    why="Horovod needs an interface of one name on all hosts whose addresses reach each other (--network-interfaces); a firewall between them looks the same.",
-)
-says(
-    "horovod-no-interface",
-    "No available network interface found matching user provided interface: {interfaces}",
-    "No IP found for NICs {interfaces}",
-    cause="net.wrong-interface",
-    strength=0.95,
-    title="horovodrun was given an interface that this host does not have: {interfaces}",
-    why="--network-interfaces (or the older --network-interface) names what the host has not, or what has no IPv4 address.",
-)
-says(
-    "horovod-ssh",
-    "ssh not successful for host {host}:",
-    "could not connect to some hosts via ssh",
-    cause="net.master-unreachable",
-    strength=0.72,
-    title="horovodrun cannot log in by ssh",
-    why="horovodrun starts its tasks by ssh without a password; the lines below say what ssh lacked.",
-)
-says(
-    "horovod-missing-table",
-    "Missing ranks:",
-    "Stalled ranks:",  # Horovod 0.17 and 0.18
-    rows=400,
-    why="Below it stand the ranks that did not submit tensors, each with some of them.",
-    where=lambda groups, line: line.rstrip().endswith(("Missing ranks:", "Stalled ranks:")),
-)
-says(
-    "horovod-elastic-resources",
-    "Please check that you have enough resources to run {processes} Horovod processes",
-    cause="launch.world-size",
-    strength=0.86,
-    title="Horovod did not find room for {processes} processes in time",
-    why="Spark has fewer free slots than processes; or the hosts that the elastic driver's script names have fewer than --min-np, or were blacklisted.",
-)
-says(
-    "horovod-store-unreachable",
-    "HTTP GET request failed too many times, aborting",
-    cause="net.master-unreachable",
-    strength=0.76,
-    title="Horovod's rendezvous server, in the process that launched the job, does not answer",
-    why="Workers find each other through an HTTP server of horovodrun or of Spark's driver: it ended, or its address or port is not reached from here.",
-)
-says(
-    "horovod-elastic-over",
-    "blacklisted slots count == {slots:int} -> stop running",
-    "failure count == {slots:int} -> stop running",
-    "reset count {resets:int} has exceeded limit {limit:int} -> stop running",
-    "No hosts from previous set remaining, unable to broadcast state",
-    role=Role.SYMPTOM,
-    cause="app.rank-exception",
-    strength=0.4,
-    fold="Horovod's elastic driver gave up",
-    title="Horovod's elastic driver gave up: its workers failed again and again, or on every host",
-    why="The driver counts failed workers and hosts; why they failed is in the workers' own lines.",
-)
-says(
-    "horovod-shut-down",
-    "Horovod has been shut down",
-    role=Role.SYMPTOM,
-    cause="net.peer-lost",
-    strength=0.36,
-    fold="Horovod was shut down",
-    title="another rank ended or raised",
-    why="An exception on one of the ranks, or one that finished before the others.",
 )
 says(
     "flight-recorder-verdict",

@@ -245,8 +245,7 @@ says(
     "client-left",
     "Aborted request",
     "Abort request",
-    "client disconnected",
-    "Client disconnected",
+    "lient disconnected",
     role=H,
     why="A client of a serving engine gave up or got its answer cut. Many at once mean that the engine answers too slowly.",
 )
@@ -350,15 +349,6 @@ says(
     why="NCCL falls back to /dev/shm; matters if that is small.",
 )
 says(
-    "p2p-not-enabled",
-    "P2P is disabled between connected GPUs {a} and {b}",
-    "Could not enable P2P between dev {a} and dev {b}",
-    "CANNOT Access Peer Device",
-    "Device {a:int} peer access Device {b:int} is not available",  # TensorRT-LLM, turbomind
-    role=Role.FACT,
-    why="No peer-to-peer between two GPUs: SHM is used, slower; fails only when SHM cannot be had either.",
-)
-says(
     "slurm-first-start",
     "Could not open {what:word} state file {path:word}: No such file or directory",
     "Trying backup state save file. ",
@@ -381,7 +371,7 @@ says(
     why="A provider library for hardware that this machine (mostly) does not have.",
 )
 says(
-    "slow-store-warn",
+    "torch-advice",
     "An unbatched P2P op (send/recv) was called on this ProcessGroup",
     "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now",
     "is deprecated; use TORCH_NCCL",
@@ -422,10 +412,6 @@ says(
     role=H,
     why="A trial of a search (Optuna, Ray Tune) failed. The search goes on with the next one, unless it is told to stop.",
 )
-_HELPER = re.compile(
-    r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"
-    r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
-)
 says(
     "ddp-copies-gradients",
     "Grad strides do not match bucket view strides",
@@ -452,14 +438,6 @@ says(
     why="The tokenizers turn their threads off in a forked process (DataLoader worker). TOKENIZERS_PARALLELISM=false quiets them.",
 )
 says(
-    "helper-ended",
-    " Terminated ",
-    " Killed ",
-    role=H,
-    why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
-    where=lambda groups, line: _HELPER.search(line) is not None,
-)
-says(
     "bad-magic",
     "socketFinalizeAccept: didn't receive a valid magic",
     "socket magic mismatch",
@@ -481,4 +459,16 @@ says(
     "RAS keepAlive hash mismatch",
     role=H,
     why="NCCL's RAS service started: on by default since 2.24.",
+)
+_HELPER = re.compile(
+    r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"
+    r"(?:tensorboard|nvidia-smi|dcgmi|nvtop|gpustat|tail|watch|sleep|top|iostat|vmstat|sar|ssh|rsync|tee|wandb|mlflow)\b"
+)
+says(
+    "helper-ended",
+    " Terminated ",
+    " Killed ",
+    role=H,
+    why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
+    where=lambda groups, line: _HELPER.search(line) is not None,
 )

@@ -9,7 +9,6 @@ from nccl_doctor.explain.signatures import says
 
 says(
     "adapter-firmware",
-    "mlx5_core {dev}: {}timeout. Will cause a leak of a command resource",
     "timeout. Will cause a leak of a command resource",
     "device's health compromised",
     "mlx5_health",
@@ -123,7 +122,6 @@ says(
 says(
     "adapter-heat",
     "High temperature on sensors with bit set",
-    "Port module event[error]: module {module}, High Temperature",
     "module {module}, High Temperature",
     "Transceiver module {}over temperature",
     cause="gpu.thermal-power",
@@ -163,12 +161,10 @@ says(
 )
 says(
     "node-check",
-    "Health check failed: {check}",
     "Health check failed:{check}",
     "NHC: check_{check}",
     "reason set to: {check}",
     " Reason={check} [",
-    "Prolog failed",
-    "prolog failed",
+    "rolog failed",
     why="A node health check or the scheduler's prolog refused a node; its words tell the subject.",
 )

@@ -8,15 +8,6 @@ from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
-    "mpi-no-such-rank",
-    "Failed: MPI error {place} '6'",
-    "MPI_ERR_RANK",
-    cause="launch.world-size",
-    strength=0.72,
-    title="MPI has no rank of that number: the job was started with fewer processes than it was built for",
-    why="Open MPI's error 6 is MPI_ERR_RANK. TensorRT-LLM's engines demand as many MPI processes as they were built for.",
-)
-says(
     "tensorrt-llm-world",
     "mpiSize == tp * pp",
     "Number of GPUs per node {gpus:int} must be at least as large as TP ({tp:int})",
@@ -154,8 +145,7 @@ says(
 says(
     "rdzv-timeout",
     "RendezvousTimeoutError",
-    "rendezvous timed out",
-    "Rendezvous timed out",
+    "endezvous timed out",
     cause="launch.world-size",
     strength=0.8,
     title="the rendezvous timed out: not all nodes joined",
@@ -186,34 +176,6 @@ says(
     why="The root saw a rank twice or different sizes: wrong node_rank, nproc_per_node or world size.",
 )
 says(
-    "mpi-no-pmi",
-    "but OMPI was not built with SLURM",
-    cause="sw.library-conflict",
-    page="sw.library-conflict.mpi",
-    strength=0.86,
-    title="srun starts the tasks, and their Open MPI was built without Slurm's PMI: use mpirun, or an Open MPI with --with-pmix and srun --mpi=pmix",
-    why="Open MPI's processes get rank and peers from PMI(x); without it each of them is alone.",
-)
-says(
-    "srun-mpi-plugin",
-    "can not load PMIx library",
-    "Couldn't load specified plugin name for mpi/",
-    "srun: error: Invalid MPI type",
-    cause="sw.library-conflict",
-    page="sw.library-conflict.mpi",
-    strength=0.86,
-    title="srun cannot load the MPI plug-in that was asked for: choose one that `srun --mpi=list` shows, or install PMIx where Slurm looks for it",
-    why="Slurm loads PMIx when a step starts; the plug-in is there, and the library that it was built with is not.",
-)
-says(
-    "mpi-singleton",
-    "This singleton init program attempted to access some feature",
-    cause="launch.env-missing",
-    strength=0.8,
-    title="MPICH's processes find no process manager: each takes itself for the only one of the job",
-    why="srun speaks another PMI than this MPICH was built for (srun --mpi=pmi2 or pmix), or mpiexec was left out.",
-)
-says(
     "no-capacity",
     "InsufficientInstanceCapacity",
     "Unable to provision requested ML compute capacity",  # SageMaker
@@ -232,52 +194,6 @@ says(
     why="Ask for another zone or region, another kind of instance, a reservation or a larger quota; with an all-or-nothing launch no node comes.",
 )
 says(
-    "mpi-daemon-missing",
-    "orted: command not found",
-    "prted: command not found",
-    "hydra_pmi_proxy: command not found",
-    "orted: No such file or directory",
-    "prted: No such file or directory",
-    "hydra_pmi_proxy: No such file or directory",
-    cause="launch.env-missing",
-    strength=0.93,
-    title="mpirun's daemon is not found on a host: the PATH that ssh gives there lacks MPI, or MPI is not installed there",
-    why="mpirun starts a daemon of its own installation on every host; a shell without login reads other files than an interactive one.",
-)
-says(
-    "mpi-daemons-differ",
-    "ORTE_ERROR_LOG: Data unpack {what} in file {file} at line",
-    "PRTE ERROR: Data unpack {what} in file {file} at line",
-    "PMIX ERROR: UNPACK-PAST-END in file {file} at line",
-    "PMIX ERROR: UNPACK-INADEQUATE-SPACE in file {file} at line",
-    cause="sw.library-conflict",
-    page="sw.library-conflict.mpi",
-    strength=0.76,
-    title="parts of Open MPI do not understand each other's messages: another version or build on one of the hosts, mostly",
-    why="mpirun, its daemons and the program must come from the same Open MPI (and PMIx); compare `ompi_info --version` on all hosts, as ssh finds it.",
-    where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
-)
-says(
-    "mpi-component-missing",
-    "stopped checking at the first component that it did not find",
-    cause="sw.library-conflict",
-    page="sw.library-conflict.mpi",
-    strength=0.62,
-    title="MPI, or PMIx, was told to use a component that its installation here does not have",
-    why="The lines below name framework and component. A launcher outside of a container passes its own choice on (PMIX_MCA_psec=munge, OMPI_MCA_btl=...).",
-)
-says(
-    "mpi-no-server",
-    "OPAL ERROR: Unreachable in file {file:word}",
-    role=Role.SYMPTOM,
-    cause="sw.library-conflict",
-    page="sw.library-conflict.mpi",
-    strength=0.48,
-    fold="MPI_Init failed",
-    title="MPI could not initialise: usually a process that another MPI's mpirun started, or none",
-    why="Open MPI reaches no PMIx server: mpirun and libmpi are of different installations, or srun was used without PMIx.",
-)
-says(
     "slurm-wireup",
     "pmixp_coll_ring_reset_if_to: {what}collective timeout",
     "pmixp_coll_tree_reset_if_to: {what}collective timeout",
@@ -294,26 +210,6 @@ says(
     strength=0.88,
     title="the checkpoint was written by {saved} data-parallel ranks, and {now} load it: DeepSpeed wants as many, or a universal checkpoint",
     why="ZeRO's optimizer states are cut by the number of ranks that wrote them.",
-)
-says(
-    "mpi-cannot-start",
-    "Fatal error in PMPI_Init",
-    "Fatal error in internal_Init",
-    "Fatal error in MPI_Init",
-    "An error occurred in MPI_Init",
-    "It looks like MPI_INIT failed for some reason",
-    "It looks like pmix_init failed for some reason",
-    "It looks like orte_init failed for some reason",
-    "It looks like opal_init failed for some reason",
-    "PMI_KVS_Get returned -1",
-    "PMI{}_Init returned",
-    role=Role.SYMPTOM,
-    cause="launch.rdzv",
-    strength=0.46,
-    fold="MPI could not start",
-    title="MPI itself could not start: its processes did not find each other, or a transport did not open",
-    why="MPICH, Intel MPI or Open MPI failed inside MPI_Init, before the program began: hosts that do not reach each other, a launcher of another MPI "
-    "than the library's, or a component or transport that is missing (in a container often munge). Two ranks of 'hello world' under the same launcher show it without NCCL.",
 )
 says(
     "jsrun-no-manager",
@@ -358,29 +254,18 @@ says(
     "RendezvousStateError",
     "RendezvousParameterError",
     "RendezvousError",
-    "rendezvous is closed",
-    "Rendezvous is closed",
+    "endezvous is closed",
     "The rendezvous {}is closed",
     "etcd.{}Exception",
     "EtcdException",
-    "etcd{}connection",
     "Run ID {}mismatch",
     "rdzv_id{}mismatch",
     "rdzv_endpoint{}invalid",
-    "The rdzv_backend",
-    "rendezvous backend",
     "No module named 'etcd'",
-    "'static' rendezvous",
-    "rendezvous handler is not registered",
-    "The rendezvous backend",
-    "rdzv conf",
-    "Expected `node_rank`",
-    "_matches_machine_hostname",
-    "etcd_rendezvous",
     "Failed to create EtcdStore",
     "MaxRetryError{}2379",
-    "port=2379",
     "key not found{}torch.rendezvous",
+    "The rendezvous backend '{backend}' is not registered",
     cause="launch.rdzv",
     strength=0.86,
     title="the elastic rendezvous failed",
@@ -400,10 +285,7 @@ says(
 )
 says(
     "signal-exception",
-    "SignalException: Process {pid:int} got signal: {signal:int}",
     "got signal: {signal:int}",
-    "Received Signals.{name:word} death signal, shutting down workers",
-    "Received {number:int} death signal, shutting down workers",
     "Received {number} death signal",
     cause="launch.killed",
     strength=0.74,
@@ -463,21 +345,15 @@ says(
     "DUE TO TIME LIMIT",
     "DUE TO PREEMPTION",
     "due to time limit",
-    "Job was evicted",
-    "has been preempted",
-    "Preempted",
-    "preempted",
+    "reempted",
     "PREEMPTED",
-    "scancel",
     "DeadlineExceeded",
     "Spot interruption",
     "STEPD TERMINATED ON",
     "spot/instance-action",
     "pot Instance interruption",
-    "instance/preempted TRUE",
     '"EventType":"Preempt"',
     "Force Terminated",
-    "slurmstepd: error: *** JOB {job} ON {host} CANCELLED",
     "TERM_RUNLIMIT",
     "TERM_OWNER",
     "TERM_ADMIN",
@@ -490,15 +366,13 @@ says(
     "job exceeded wallclock limit",  # Moab
     "type=timeout severity=0 resource allocation expired",  # Flux
     "Job was aborted by",
-    "received SIGTERM",
-    "Received SIGTERM",
+    "eceived SIGTERM",
     "SIGTERM received",
     "caught SIGTERM",
     "ignal 15 received",
     "eceived signal 15",
     "got signal 15",
-    "evicted",
-    "Evicted",
+    "victed",
     "Stopping container",
     "KeyboardInterrupt",
     "Terminated by user",
@@ -506,14 +380,9 @@ says(
     "Job was removed",
     "User requested cancel",
     "cancel requested",
-    "qdel",
-    "TERMINATING",
     "maintenance event",
-    "MAINTENANCE",
-    "spot VM",
     "Exceeded walltime",
-    "##[error]The operation was canceled",  # GitHub's runner
-    "Error: The operation was canceled.",
+    "The operation was canceled",  # GitHub's runner
     "has exceeded the maximum execution time of ",
     "unner has received a shutdown signal",
     "Job failed: execution took longer than ",  # GitLab's
@@ -536,41 +405,27 @@ says(
     ),
 )
 says(
-    "kubelet-stops",
-    "failed liveness probe, will be restarted",
-    "failed startup probe, will be restarted",
-    "Preempted by ",
-    "NodeNotSchedulable",
-    "Marking for deletion Pod",
-    "Evicted: {}",
-    "DisruptionTarget",
-    "Shutdown manager",
-    "ScaleDown: deleting pod",
+    "job-ended-from-outside",
+    "JobState=TIMEOUT",
+    "JobState=DEADLINE",
+    "JobState=PREEMPTED",
+    " TIMEOUT ",
+    " CANCELLED by {user:int}",
+    "ime limit exhausted",
+    "spot interruption",
+    "for node scale down",
+    "imminent node shutdown",
+    "graceful node shutdown",
+    '"state":"shutting-down"',
+    "terminated during maintenance",
+    "compute.instances.preempted",
+    "Preempted to accommodate",
+    "liveness probe, will be restarted",
     cause="launch.killed",
-    strength=0.93,
-    title="Kubernetes stopped the pod (probe, preemption, eviction or drain)",
-    why="The kubelet or the scheduler ended the container on purpose; the exit code (137 or 143) is theirs, not the memory limit's.",
-    where=lambda groups, line: "memory" not in line.lower(),
-)
-says(
-    "probe-failed",
-    "Liveness probe failed",
-    "Startup probe failed",
-    "Readiness probe failed",
-    cause="launch.killed",
-    strength=0.6,
-    title="a Kubernetes probe of the pod failed",
-    why="After failureThreshold failures in a row the kubelet restarts the container; one alone means nothing.",
-)
-says(
-    "step-cancelled",
-    "slurmstepd: error: *** STEP {step} ON {host} CANCELLED AT {time}",
-    role=Role.SYMPTOM,
-    cause="launch.killed",
-    strength=0.5,
-    fold="Slurm cancelled the step",
-    title="Slurm cancelled the step",
-    why="Slurm ended the step: after a task failed (srun --kill-on-bad-exit), at the time limit, or on request.",
+    strength=0.84,
+    title="the job was stopped from outside",
+    why="The scheduler or the cloud ended it: time limit, cancellation, preemption, scale-down, a probe that failed.",
+    where=lambda groups, line: " TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None,
 )
 
 says(
@@ -592,71 +447,6 @@ says(
     title="the launcher could not start its processes on a host",
     why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
     where=lambda groups, line: "error: kex_exchange" not in line,  # sshd's own, of anybody who hangs up
-)
-says(
-    "mpi-interfaces",
-    "None of the TCP networks specified to be included",
-    "invalid value was given for oob_tcp_if_include",
-    "invalid value was given for btl_tcp_if_include",
-    "Unknown interface name",
-    "cannot find a corresponding process entry",
-    "network device '{device}' is not available",
-    cause="net.wrong-interface",
-    strength=0.84,
-    title="MPI or UCX is told to use an interface that does not exist here",
-    why="An interface list names what this host does not have.",
-)
-says(
-    "mpi-no-way",
-    "At least one pair of MPI processes are unable to reach each other",
-    "MPI_INIT has failed because at least one MPI process is unreachable",
-    "BTLs attempted: {names}",
-    cause="net.wrong-interface",
-    strength=0.66,
-    title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
-    why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",
-)
-says(
-    "mpi-another-process",
-    "received unexpected process identifier",
-    cause="net.wrong-interface",
-    strength=0.92,
-    title="MPI connected to another process than it meant: several hosts have this address",
-    why="An address of a bridge (docker0, virbr0) is the same on every host. btl_tcp_if_include with the network between the hosts mends it.",
-)
-says(
-    "mpi-connect",
-    "Open MPI failed to TCP connect to a peer MPI process",
-    "unable to complete a TCP connection",
-    "was unable to connect to the remote daemon",
-    "tcp_peer_send_blocking: send() to socket",
-    "unable to make a TCP connection back",
-    "is unable to establish a communication connection to the",
-    cause="net.firewall",
-    strength=0.72,
-    title="MPI processes cannot connect to each other: firewall or wrong interface",
-    why="MPI's own TCP connections fail although ssh works.",
-)
-says(
-    "mpi-connect-address",
-    "Message:    connect() to {address} failed",
-    why="The address that Open MPI could not connect to (its help-mpi-btl-tcp.txt).",
-)
-says(
-    "mpi-translated",
-    "btl: tcp: Match incoming connection from {peer} with locally known IP {address} failed",
-    "Open MPI detected an inbound MPI TCP connection request from a peer",
-    "help-mpi-btl-tcp.txt / dropped inbound connection",
-    "Open MPI accepted a TCP connection from what appears to be a",
-    cause="net.wrong-interface",
-    strength=0.72,
-    title="a peer's MPI connections come from an address that it has not announced (several networks, a bridge or NAT in between)",
-    why="Open MPI knows its peers by their addresses, and drops others. --net=host, or btl_tcp_if_include with the network that reaches all hosts.",
-)
-says(
-    "mpi-daemon-address",
-    ".0;tcp://{addresses}",
-    why="Open MPI's mpirun tells its daemons where to call back: all of its addresses, or the only one.",
 )
 says(
     "mlx-connect",
@@ -733,6 +523,8 @@ says(
     " Completed {restarts:int} ",
     "Running   {restarts}",
     "Error {restarts:int} ",
+    "Pending {restarts}",
+    "ContainerCreating {restarts}",
     why="A row of kubectl get pods.",
     where=lambda groups, line: re.search(r"^\S+\s+\d+/\d+\s+\w+\s+\d+", line.strip()) is not None,
 )

@@ -53,14 +53,6 @@ says(
     where=lambda groups, line: "due to an error of type" not in line,  # of an agent that leaves
 )
 says(
-    "hydra-connect",
-    'unable to connect from "{own}" to "{host}" ({error})',
-    cause="net.master-unreachable",
-    strength=0.74,
-    title="{own} cannot connect back to mpiexec on {host}: {error}",
-    why="Hydra (MPICH, MVAPICH, Intel MPI) starts a proxy on each host, which connects to a random port of mpiexec: a firewall, or an address of that name that is wrong from there.",
-)
-says(
     "launcher-ssh-failed",
     "Command 'ssh -o PasswordAuthentication=no {host} hostname' returned non-zero exit status",  # DeepSpeed
     "unable to run bstrap_proxy on {host} (pid",  # Intel MPI
@@ -84,19 +76,17 @@ says(
     strength=0.8,
     title="{host} does not answer on ssh: {error}",
     why="The launcher could not reach a host by ssh.",
-    where=lambda groups, line: True,
 )
 says(
     "port-in-use",
     "EADDRINUSE",
-    "Address already in use",
-    "address already in use",
+    "ddress already in use",
     "has failed to listen on any local network address",
     "Only one usage of each socket address",
-    "Port {port:int} is already in use",
-    "port {port:int} is already in use",
+    "ort {port:int} is already in use",
     "but another process is utilizing it",
     "port is already allocated",  # Docker
+    "port: {port:int} already in use",
     cause="net.port-in-use",
     strength=0.96,
     title="the port is already in use on this host",
@@ -258,7 +248,6 @@ says(
 )
 says(
     "connect-retry",
-    "connect to {address} returned {error}, retrying (",
     "connect returned {error}, retrying (",
     "Call to connect returned {error}, retrying",
     "connect to {address} returned {error}, retrying",
@@ -298,7 +287,6 @@ says(
     "local=[{address}]",
     "Read error [{address}]",
     "Write error [{address}]",
-    "size={size:int}, local=[{address}]",
     why="An address that Gloo uses.",
 )
 says(
@@ -345,11 +333,9 @@ says(
 
 says(
     "established-timeout",
-    "Call to recv from {address} failed : Connection timed out",
     "Call to recv failed : Connection timed out",
     "Call to {call:word} {address} failed : Connection timed out",
     "Call to {call:word} {address} failed : No route to host",
-    "Call to {call:word} from {address} failed : No route to host",
     role=Role.SYMPTOM,
     fold="an established connection no longer gets answers",
     why="Packets of a connection that worked are not acknowledged any more: the peer's host vanished (not only its process, which would close it), or something on the way dropped the connection's state.",
@@ -447,10 +433,8 @@ says(
 # --- MTU
 says(
     "mtu-ping",
-    "message too long, mtu={mtu:int}",
-    "Message too long",
+    "essage too long",
     "Frag needed and DF set",
-    "message too long",
     "fragmentation needed",
     cause="net.mtu",
     strength=0.92,
@@ -491,14 +475,14 @@ says(
     "firewalld{}active",
     "ufw{}active",
     "UFW BLOCK",
-    "security group",
-    "NetworkPolicy",
-    "filter_drop",
-    "IN=eth0 OUT={}DPT=",
     cause="net.firewall",
     strength=0.8,
     title="a firewall rule drops or rejects the job's connections",
-    why="The log shows a dropping rule or a dropped packet.",
+    why="The log shows a dropping rule, a dropped packet, or that a host's firewall is on.",
+    where=lambda groups, line: (
+        re.search(r"\b(?:firewalld|ufw)\b", line) is None
+        or re.search(r"\b(?:firewalld|ufw)\b[^,;]*\bactive\b", line) is not None
+    ),
 )
 says(
     "open-ports",
@@ -523,6 +507,15 @@ says(
     strength=0.88,
     title="the kernel's table of connections is full: packets of new connections are dropped",
     why="nf_conntrack has no room for another connection (net.netfilter.nf_conntrack_max): new ones fail at random.",
+)
+says(
+    "neighbour-table-full",
+    "neighbor table overflow",
+    "neighbour table overflow",
+    cause="net.firewall",
+    strength=0.84,
+    title="the kernel's table of neighbours (ARP) is full: packets to further hosts are dropped",
+    why="More hosts on the link than net.ipv4.neigh.default.gc_thresh3 admits: connections to some peers fail at random.",
 )
 says(
     "packet-dropped",
@@ -558,9 +551,7 @@ says(
     "Speed: {speed:int}Mb/s",
     "Could not get speed {}Defaulting to 10 Gbps",
     "Bytes {speed:num} Mbits/sec",  # iperf
-    "Bytes  {speed:num} Mbits/sec",
     "Bytes {gigabits:num} Gbits/sec",
-    "Bytes  {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
 )
 says(

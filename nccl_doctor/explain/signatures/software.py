@@ -36,7 +36,6 @@ says(
 )
 says(
     "nccl-mismatch",
-    "Mismatched NCCL version detected : rank {rank:int} version {version:int} rank {other:int} version {other_version:int}",
     "Mismatched NCCL version detected",
     "NCCL version mismatch",
     cause="sw.nccl-version-mismatch",
@@ -47,7 +46,6 @@ says(
 )
 says(
     "bootstrap-truncated",
-    "Message truncated : received {got:int} bytes instead of {wanted:int}",
     "Message truncated : received",
     cause="sw.nccl-version-mismatch",
     strength=0.82,
@@ -58,7 +56,6 @@ says(
 )
 says(
     "device-file-missing",
-    "'/dev/nvidia{name:word}: No such file or directory",
     "/dev/nvidia{name:word} No such file or directory",
     cause="sys.container",
     strength=0.92,
@@ -223,7 +220,6 @@ says(
 )
 says(
     "nccl-bug-shared-memory",
-    "ncclMaxSharedMem {wanted:int} exceeds device/fn maxSharedMem {available:int}",
     "exceeds device/fn maxSharedMem",
     why="NCCL wants more shared memory per block than this GPU allows: kernel launches fail with invalid argument. Fixed in later releases.",
     cause="sw.nccl-bug",
@@ -232,8 +228,6 @@ says(
 )
 says(
     "nccl-segfault",
-    "libnccl.so.2(+0x",
-    "libnccl.so.2(nccl",
     "in libnccl.so",
     "libnccl.so{}+0x",
     cause="sw.nccl-bug",
@@ -497,18 +491,6 @@ says(
     strength=0.52,
     title="a process ended at an illegal instruction: a library built for a newer CPU, or native code that traps",
     why="Wheels built with AVX-512 or for another machine's CPU (-march=native); some programs also end on an error of theirs with a trap.",
-)
-says(
-    "crash-in-libnccl",
-    "libnccl.so(+0x",
-    "/libnccl.so.2(",
-    role=Role.SYMPTOM,
-    cause="sw.nccl-bug",
-    strength=0.6,
-    fold="libnccl in a stack",
-    title="a process crashed inside NCCL",
-    why="A native stack or the kernel's segfault line names libnccl.",
-    where=lambda groups, line: "[" in line or "segfault" in line,
 )
 
 says(

@@ -35,8 +35,7 @@ says(
     "watchdog-status",
     "failure detected by watchdog at work sequence id: {sequence:int} PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
     "detected by watchdog at work: {sequence:int}, last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
-    "last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
-    "Last enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
+    "ast enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
     role=S,
     fold="watchdog status",
@@ -167,6 +166,7 @@ says(
     "peer-closed",
     "Connection closed by remote peer {peer}",
     "Connection closed by remote peer",
+    "Socket unexpectedly closed",
     role=S,
     cause="net.peer-lost",
     strength=0.38,
@@ -271,7 +271,6 @@ says(
 )
 says(
     "colossalai-failed",
-    "Error: failed to run torchrun {command} on {host}",
     "Error: failed to run torchrun",
     role=S,
     cause="app.rank-exception",
@@ -458,7 +457,6 @@ says(
 says(
     "subprocess-failed",
     "subprocess.CalledProcessError: Command",
-    "exits with return code = {code:int}",
     "Killing subprocess {pid:int}",
     role=S,
     fold="the launcher reports a failed process",
@@ -474,145 +472,6 @@ says(
     why="This rank arrived; rank 0's lines name the missing one.",
 )
 says(
-    "jax-registration",
-    "cluster registration failed",
-    "Wait_for_all_tasks_to_register",
-    "Barrier_id: PjRT_Client_Connect",
-    why="JAX's tasks had to register with the coordinator, and some did not.",
-)
-says(
-    "jax-register-call",
-    "CoordinationService/RegisterTask",
-    why="The call by which a task of JAX registers with the coordinator; what came of it is in the lines beside it.",
-)
-says(
-    "jax-barrier-count",
-    "# of tasks that reached the barrier: {joined:int}/{world:int}",
-    why="How many of JAX's tasks came to a barrier of the coordination service before it timed out; below it, who did not.",
-    rows=6,
-)
-says(
-    "coordination-service",
-    "Polled an error from coordination service",
-    "JAX distributed service detected fatal errors",
-    "coordination service {}eartbeat",
-    "CoordinationService",
-    "Barrier timed out",
-    "DEADLINE_EXCEEDED",
-    "the other task died",
-    "another task died",
-    "tasks are unhealthy",
-    "stopped sending heartbeats",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.36,
-    fold="JAX coordination service",
-    title="a task of the JAX or TensorFlow job died or stopped answering",
-    why="JAX's coordination service lost a task; that task's own lines say why.",
-)
-says(
-    "jax-leader-gone",
-    "Failed to send RPC to coordination service",
-    "Failed to retrieve preemption notice from coordination service",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.47,
-    fold="JAX's leader is gone",
-    title="task 0 of the JAX job, which coordinates the others, has ended or is not reached",
-    why="Where all tasks had done their work it is only the end: task 0 left first. Else its own log tells why it ended.",
-)
-says(
-    "jax-task-silent",
-    "task:{task:int} heartbeat timeout",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.5,
-    fold="JAX coordination service",
-    title="task {task} of the JAX job stopped answering its coordinator",
-    why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
-)
-_XLA_ABORTS = (
-    "Aborting communicator: {communicator} due to async NCCL error: {error}",
-    "Aborting communicator: {communicator} due to error: {error}",
-    "Terminating process due to async NCCL error: {error}",
-    "Terminating process due to async GPU clique error: {error}",
-)
-_PEER_GONE = "remote process exited"
-says(
-    "xla-communicator",
-    *_XLA_ABORTS,
-    "Last NCCL error (maybe unrelated): {error}",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.52,
-    fold="XLA's communicators aborted",
-    title="a peer of XLA's communicators exited, or the network to it broke",
-    why="XLA asks NCCL every 30 s for asynchronous errors: this process is the victim of another one or of the network. "
-    "NCCL's own WARN of the process that failed first (NCCL_DEBUG=WARN) tells which.",
-    where=lambda groups, line: _PEER_GONE in line,
-)
-says(
-    "xla-nccl-error",
-    *_XLA_ABORTS,
-    role=S,
-    fold="XLA's communicators aborted",
-    why="NCCL reported an error of its own in this process; its WARN lines (NCCL_DEBUG=WARN) tell which.",
-    where=lambda groups, line: _PEER_GONE not in line,
-)
-says(
-    "xla-rendezvous",
-    "Termination timeout for `{what}` of {seconds:int} seconds exceeded. Exiting to ensure a consistent program state",
-    "This thread has been waiting for `{what}` for {seconds:int} seconds and may be stuck",
-    role=S,
-    cause="app.straggler-timeout",
-    strength=0.46,
-    fold="XLA's threads wait for each other",
-    title="threads of XLA waited for others of their process: {what}",
-    why="All GPUs of one process meet before a collective or before communicators are made; one is late, stopped, or waits in another collective.",
-)
-says(
-    "xla-process-leaves",
-    "Coordination agent has initiated Shutdown()",
-    why="A process of JAX has come to its end, or was told to, and leaves the others.",
-)
-says(
-    "xla-unstuck",
-    "Thread is unstuck! Warning above was a false-positive",
-    role=Role.HARMLESS,
-    why="XLA takes its warning of a stuck thread back: all came, later than it had expected.",
-)
-says(
-    "xla-mesh-unreachable",
-    "Failed to connect to client mesh master: {host}",
-    "Check failed: impl_->channel->WaitForConnected(",
-    cause="net.master-unreachable",
-    strength=0.86,
-    title="torch_xla's mesh service is not reached: {host}",
-    why="The first process of xmp.spawn serves the others: it has ended, never began, or the call stands outside of xmp.spawn.",
-)
-says(
-    "xla-mesh-lost",
-    "Failed to meet rendezvous '{tag}': {error} (",
-    "Failed to retrieve mesh configuration: {error} (",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.5,
-    fold="torch_xla's first process is gone",
-    title="torch_xla's first process, which the others meet at, is gone: {error}",
-    why="Its own exception stands elsewhere in the output, often above; where host memory ran out, the kernel's log tells.",
-)
-says(
-    "xla-clique-stale",
-    "Incarnation id {id:int} is stale",
-    "Task with incarnation id {id:int} is not connected",
-    role=S,
-    cause="net.peer-lost",
-    strength=0.5,
-    fold="XLA's tasks are gone",
-    title="a task of the JAX job died or was started anew",
-    why="The coordination service knows a task of this collective no more; that task's own lines say why.",
-)
-says(
     "grpc-unavailable",
     "failed to connect to all addresses",
     "UNAVAILABLE: ",
@@ -624,6 +483,7 @@ says(
     why="gRPC could not reach its peer: dead, not started yet, or blocked.",
     where=lambda groups, line: (
         "heartbeat timeout" not in line  # the coordinator itself tells of another task
+        and "tasks are unhealthy" not in line
         and "preemption notice from coordination service" not in line
         and "RPC to coordination service" not in line
         and " UNAVAILABLE: Internal: " not in line  # a model in Triton's table
@@ -672,10 +532,8 @@ says(
 )
 says(
     "no-step-seen",
-    "no step for {seconds:num} s",
     "no step for {seconds:num}s",
     "No step for {seconds:num} s",
-    "no progress for {seconds:num} s",
     "no progress for {seconds:num}s",
     "No progress for {seconds:num} s",
     "no training step for {seconds:num} s",
@@ -683,4 +541,69 @@ says(
     role=S,
     fold="a watcher saw no step",
     why="A trainer's own watcher says that the job stands still; whose fault that is, it does not know.",
+)
+says(
+    "torchrun-failed",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
+    "Root Cause (first observed failure)",
+    role=S,
+    fold="torchrun's failure table (its root cause is only the first process that exited)",
+    why="torchrun's summary: the entry with the smallest time stamp on that node, often a victim.",
+)
+says(
+    "torchrun-exit",
+    "failed (exitcode: {code:int}) local_rank: {local:int} (pid: {pid:int}) of binary",
+    role=S,
+    fold="torchrun saw a worker exit",
+    why="A worker ended; why is in that worker's own lines.",
+)
+says(
+    "nccl-error-text",
+    "NCCL error in: {place}, {text}, NCCL version",
+    "NCCL error in: {place}, {text}",
+    "NCCL error {place} '{text}'",
+    "NCCL operation {place} failed: {text}",  # XLA
+    "NCCL failure :{text}",  # XGBoost
+    "NCCL error({code:int}), {text}",  # Paddle
+    "Nccl error, {text}",  # Paddle before 2.2
+    "NCCL_ERROR: b'{text}'",  # RAPIDS
+    "call='nccl{call}', Reason={code:int}:{text}",  # raft
+    "nccl{call:word} failed: {text}",  # Horovod
+    "NCCL_ERROR_{name:word}: {text}",  # CuPy
+    "unhandled cuda error",  # NCCL's own words for its codes (ncclGetErrorString), whichever program repeats them
+    "unhandled system error",
+    "internal error - please report this issue to the NCCL developers",
+    "invalid usage (run with NCCL_DEBUG",
+    "invalid argument (run with NCCL_DEBUG",
+    "ncclSystemError: System call",
+    "ncclRemoteError: A call failed",
+    "ncclInternalError: Internal check failed",
+    "ncclUnhandledCudaError: Call to CUDA",
+    "ncclInvalidUsage: This usually",
+    "ncclInvalidArgument: Invalid value",
+    "Test NCCL failure",
+    role=S,
+    fold="a call of NCCL failed",
+    why="A program (torch, XLA, Horovod, Paddle, a serving engine) repeats NCCL's code: the WARN line of that process before it says what happened.",
+)
+says(
+    "nccl-trail",
+    "NCCL INFO {place:word} -> {code:int}",
+    role=S,
+    fold="NCCL's return trail",
+    why="An error on its way up through NCCL's functions; the WARN before it is the origin.",
+    where=lambda groups, line: ":" in groups["place"] and groups["code"] not in ("0", "7"),
+    # a file and its line; with the first digit, for a literal of three bytes makes the search for all of them slower
+    wake=(".cc:", ".cpp:", ".cu:", *(f".{kind}:{digit}" for kind in "ch" for digit in range(1, 10))),
+)
+says(
+    "nccl-abort",
+    " rank {rank:int} nranks {nranks:int} cudaDev {device} busId {bus:hex} - Abort COMPLETE",
+    "Abort COMPLETE",
+    "Abort START",
+    "Revoke START",
+    "Revoke COMPLETE",
+    role=S,
+    fold="communicators aborted",
+    why="Somebody called ncclCommAbort (or ncclCommRevoke), usually torch's watchdog after an error.",
 )

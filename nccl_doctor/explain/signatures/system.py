@@ -87,16 +87,11 @@ says(
     "pthread_create failed",
     "can't start new thread",
     "Thread creation failed",
-    "fork: retry: Resource temporarily unavailable",
-    "fork: Resource temporarily unavailable",
     "fork: retry: No child processes",
     "Cannot fork",
-    "pthread_create{}Resource temporarily unavailable",
     "failed to create new OS thread",
-    "BlockingIOError: [Errno 11] Resource temporarily unavailable",
     "unable to start new thread",
     "cgroup: fork rejected by pids controller",
-    "std::system_error{}Resource temporarily unavailable",
     "RLIMIT_NPROC",
     "system limit exceeded on number of processes that can be started",  # Open MPI
     "Resource temporarily unavailable",
@@ -118,22 +113,18 @@ _NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)
 says(
     "oom-killer",
     "Out of memory: Kill",
-    "oom-kill:constraint",
-    "Memory cgroup out of memory",
-    "invoked oom-killer",
+    "oom-kill",
+    "emory cgroup out of memory",
     "OOMKilled",
     "oom_kill event",
-    "oom-kill event",
     "Some of your processes may have been killed by the cgroup out-of-memory handler",
-    "OUT_OF_MEMORY",
+    "OUT_OF_ME",
     "running low on memory",
     "exceeds the memory usage threshold",
     "Killed process {pid:int} ({name})",
     "exceeded memory limit, being killed",
     "Exceeded job memory limit",
-    "exceeded step memory limit",
-    "Exceeded step memory limit",
-    "memory.max",
+    "xceeded step memory limit",
     "TERM_MEMLIMIT",
     "job killed: mem",
     "job killed: vmem",
@@ -142,15 +133,29 @@ says(
     "systemd-oomd killed",
     "MemoryError",
     "not enough memory: you tried to allocate",
-    "Cannot allocate memory",
+    "annot allocate memory",
     "std::bad_alloc",
     "SystemOOM",
     "The node was low on resource: memory",
     "TaskOOM",
-    "OutOfMemoryError: Task was killed",
     "Memory usage on the node",
     "ran out-of-memory and exited with",  # Vertex AI, AI Platform
     "Job exceeded a memory resource limit",  # Torque
+    "due to memory pressure",
+    "killed by the memory monitor",
+    "Container killed on request. Exit code is 137",
+    "reached its memory limit",
+    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
+    "Unable to allocate {size} for an array",
+    "Memory limit exceeded",
+    "oom_reaper: reaped process",
+    "Killed (out of memory)",
+    "exceeds memory limit",
+    "Detected {count:int} oom",
+    "OOM Killed",
+    "OOM killed",
+    "exceeded virtual memory limit",
+    "Out Of Memory",
     cause="sys.host-oom",
     strength=0.95,
     title="the host (or its memory cgroup) ran out of memory",
@@ -158,7 +163,7 @@ says(
     where=lambda groups, line: (
         not re.search(
             r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
-            r"strerror: |"  # oneCCL's, of a call of libfabric's
+            r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
         )
@@ -168,10 +173,9 @@ says(
 )
 says(
     "exit-137",
-    "exit code 137",
+    "xit code 137",
     "exit code: 137",
     "Exit Code:    137",
-    "Exit code 137",
     "exitCode: 137",
     "exit status 137",
     cause="sys.host-oom",
@@ -238,11 +242,10 @@ says(
 says(
     "disk-full",
     "No space left on device",
-    "Disk quota exceeded",
+    "isk quota exceeded",
     "ENOSPC",
     "PytorchStreamWriter failed writing file",
     "file write failed",
-    "disk quota exceeded",
     "Errno 122",
     "Errno 28",
     "OSError: Not enough disk space",
@@ -276,12 +279,14 @@ says(
     "+0x{offset:hex}/0x{size:hex} [amdgpu]",
     why="A function of the GPU's driver in a kernel stack.",
 )
+# Names that also stand in lines of a sound mount
+_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph")
+_UNWELL = re.compile(r"rror|ail|lost|closed|\bdown\b|hung|hang|unmount|expel|suspen|ime(?:d )?-?out|stale|respon|lease")
 says(
     "fs-trouble",
     "Stale file handle",
     "nfs: server {server} not responding",
     "not responding, still trying",
-    "Remote I/O error",
     "Input/output error",
     "Transport endpoint is not connected",
     "LustreError",
@@ -289,11 +294,9 @@ says(
     "soft lockup",
     "rcu_sched self-detected stall",
     "Expected to find locked file",
-    "clock skew",
-    "Clock skew",
+    "lock skew",
     "time drift",
-    "stale NFS",
-    "Stale NFS",
+    "tale NFS",
     "I/O error",
     "mmfs",
     "GPFS",
@@ -301,7 +304,6 @@ says(
     "XFS {}: {}error",
     "Errno 5]",
     "Errno 116",
-    "lease expired",
     "Connection to {} (at {}) was lost; in progress operations using this service",
     "WekaFS",
     "Host is down",
@@ -328,8 +330,9 @@ says(
             r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|"
             r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
             line,
-        )
-    ),  # of a network's library EIO is an adapter's (status -3: UCX's)
+        )  # of a network's library EIO is an adapter's (status -3: UCX's)
+        and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
+    ),
 )
 
 says(
@@ -460,6 +463,36 @@ says(
     why="The scheduler or the kernel says that a host went away.",
     where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
 )
+says(
+    "node-died",
+    "error: Nodes {nodes:word} not responding",
+    "unexpectedly rebooted",
+    "Node {node:word} rebooted {seconds:int} secs ago",
+    "BOOT_FAIL",
+    "Reason=NodeDown",
+    "PLEG is not healthy",
+    "detected hard LOCKUP",
+    "kernel BUG at",
+    "unable to handle kernel",
+    "BUG: kernel NULL pointer dereference",
+    "unable to handle page fault",
+    "general protection fault, probably for non-canonical",
+    "UE memory {kind:word} error on",
+    "due to hardware memory corruption",
+    "Memory failure: 0x{page:hex}: ",
+    "detected stalls on CPUs/tasks",
+    "| IERR",
+    "CATERR",
+    "Uncorrectable ECC {}DIMM",
+    "Memory #0x{}Uncorrectable ECC",
+    " - crash {}(",
+    "compute.instances.hostError",
+    cause="sys.node-failure",
+    strength=0.84,
+    title="a host died, rebooted, or its hardware or kernel failed",
+    why="The scheduler lost the node, or its kernel reports a fault that no program survives: uncorrectable memory, a lock-up, a crash.",
+    where=lambda groups, line: ": Recovered" not in line,
+)
 
 says(
     "raylet-ended",
@@ -472,75 +505,30 @@ says(
     why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
 )
 says(
-    "mpi-daemon-lost",
-    "has lost communication with a remote daemon",
-    cause="sys.node-failure",
-    strength=0.48,
-    title="mpirun lost its daemon on a host: the host, the network to it, or the daemon itself failed",
-    why="Open MPI's ORTE and PRTE say this when the TCP connection to a daemon ends. What that host said decides.",
-)
-says(
-    "oom-more",
-    "due to memory pressure",
-    "killed by the memory monitor",
-    "Container killed on request. Exit code is 137",
-    "memory cgroup out of memory",
-    "reached its memory limit",
-    "cannot allocate memory",
-    "memory allocation of {size:int} bytes failed",  # Rust: tokenizers, safetensors
-    "Unable to allocate {size} for an array",
-    "ArrayMemoryError",
-    "Memory limit exceeded",
-    "oom_reaper: reaped process",
-    "Killed (out of memory)",
-    "exceeds memory limit",
-    "Detected {count:int} oom",
-    "oom-kill",
-    "OOM Killed",
-    "OOM killed",
-    "(OOM)",
-    "exceeded virtual memory limit",
-    " OUT_OF_ME",
-    "Some of the step tasks have been OOM Killed",
-    "Out Of Memory",
-    cause="sys.host-oom",
-    strength=0.93,
-    title="the host (or its memory cgroup) ran out of memory",
-    why="A scheduler, container runtime or allocator says that host memory ran out.",
-    where=lambda groups, line: (
-        not re.search(r"ibv_|fi_mr_reg|CUDA|cuda|GPU memory|HIP|QP|torch\.Out|potential root causes", line)
-        and not _NOBODY_KILLED.search(line)
-    ),
-)
-says(
     "fs-locks",
     "No locks available",
     "Errno 37]",
-    "unable to lock file",
-    "Unable to lock file",
+    "nable to lock file",
     "Read-only file system",
     "Errno 30]",
     "Text file busy",
     "Device or resource busy: '.nfs",
     "Resource deadlock avoided",
-    "flock: ",
+    "flock: failed",
     "Rewound credential",
     "Expired credential",
     "Invalid authentication credential",
     "Clock skew detected",
     "clock is skewed",
-    "not synchronized",
     "unable to acquire lock",
     "filelock{}Timeout",
     "Lock {} could not be acquired",
     "Timeout: The file lock",
     "Structure needs cleaning",
-    "Bad message",
     "Errno 74]",
     "Errno 110]",
     "nfs4_reclaim",
     "NFS: state manager",
-    "sunrpc",
     "in uninterruptible sleep",
     "rpc_wait_bit_killable",
     "wait_on_page",
@@ -549,9 +537,7 @@ says(
     strength=0.84,
     title="a shared file system (or the host's clock) is in trouble",
     why="File locks are refused, the file system is read-only or hangs, or clocks differ (munge).",
-    where=lambda groups, line: (
-        not re.search(r"check lease failed|Connection|connect|NTP synchronized: yes|flock: LOCK_SH ok", line)
-    ),
+    where=lambda groups, line: not re.search(r"check lease failed|Connection|connect|NTP synchronized: yes", line),
 )
 says(
     "container-runtime",
@@ -589,4 +575,20 @@ says(
             r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
         )
     ),
+)
+says(
+    "container-name-taken",
+    'Conflict. The container name "{name}" is already in use by container',
+    cause="unrelated",
+    strength=0.8,
+    title="a container with the name {name} is already there",
+    why="Docker starts no second one of the name, also where the first has ended: docker rm, or another --name.",
+)
+says(
+    "adapter-not-in-container",
+    'adding custom device "/dev/infiniband/{device:word}": no such file or directory',
+    cause="ib.device-not-found",
+    strength=0.85,
+    title="the host has no /dev/infiniband/{device}",
+    why="The container is given an RDMA device that the host's kernel did not make: no adapter, no driver, or ib_uverbs is not loaded.",
 )

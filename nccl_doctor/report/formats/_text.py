@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import Evidence, Finding
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.console import setting_reason
@@ -15,8 +15,7 @@ from nccl_doctor.report.safe_text import visible
 
 def quote(proof: Evidence) -> str:
     """One line of proof with its place, safe to print."""
-    place = ":".join(part for part in (proof.host, proof.source, str(proof.line or "")) if part)
-    return visible(f"{place}  {proof.text}" if place else proof.text)
+    return visible(f"{proof.place}  {proof.text}" if proof.place else proof.text)
 
 
 def paragraph(item: Finding, evidence: int = 10) -> str:
@@ -26,8 +25,7 @@ def paragraph(item: Finding, evidence: int = 10) -> str:
         lines.append(f"hosts: {visible(fold(item.hosts))}")
     lines += [f"  {quote(proof)}" for proof in item.evidence[:evidence]]
     if len(item.evidence) > evidence:
-        more = len(item.evidence) - evidence
-        lines.append(f"  ... and {more} more line{'s' * (more > 1)} of proof")
+        lines.append(f"  ... and {counted(len(item.evidence) - evidence, 'more line')} of proof")
     for fix in item.fixes:
         lines.append(f"fix: {visible(fix.told)}")
         if fix.command:  # by itself at the end of its line: it is there to be copied

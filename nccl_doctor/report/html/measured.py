@@ -12,7 +12,7 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.verdict import rate, together
 from nccl_doctor.facts.collectives import Collectives
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Links, PathMtu, Throughput
 from nccl_doctor.facts.model import Bundle
@@ -169,7 +169,7 @@ def _heatmap(
 ) -> Heatmap | None:
     if not values:
         return None
-    count = f"{len(values)} {'' if both_ways else 'directed '}pair{'s' * (len(values) != 1)}"
+    count = counted(len(values), "pair" if both_ways else "directed pair")
     hosts = tuple(sorted({name for pair in values for name in pair}))
     least, most = _number(min(values.values())), _number(max(values.values()))
     summary = f"{count}: from {least} to {most} {unit}, median {_number(_usual(values))} {unit}"

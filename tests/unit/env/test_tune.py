@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from nccl_doctor import cli
 from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench import tune_fleet
+from nccl_doctor.bench.fleet import Fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.path import Path
@@ -259,7 +260,7 @@ def stand_in(
     runs: list[str] = []
     dice = random.Random(3)
 
-    def run_fleet(entries: object, connect: object, plan: BenchPlan, **_: object) -> Outcome:
+    def run_fleet(fleet: object, plan: BenchPlan) -> Outcome:
         label = Candidate(plan.env).label
         runs.append(label)
         busbw = 100.0 / factors.get(label, 1.0) * math.exp(dice.gauss(0, 0.005))
@@ -281,7 +282,7 @@ def stand_in(
 
 def tuned(candidates: tuple[Candidate, ...] = ()) -> Tuning:
     plan = BenchPlan(("allreduce",), (1 << 33,))
-    return tune_fleet.tune_over((), ConnectOptions(), plan, candidates, 4, told=lambda _: None)
+    return tune_fleet.tune_over(Fleet((), ConnectOptions()), plan, candidates, 4, lambda _: None)
 
 
 @pytest.mark.parametrize(("network", "names"), [("IB", "NCCL_IB_"), ("Socket", "NCCL_SOCKET_"), ("", "NCCL_ALGO")])

@@ -132,6 +132,7 @@ KNOWN = {
         for name in UNREAD
         for case in (
             "deepspeed-over-pdsh-names-hosts-by-address",
+            "horovod-a-rank-finished-before-the-others",
             "hosts-resolve-the-master-differently",
             "jax-process-leaves-before-the-others",
             "nodes-drained-before-the-job",

@@ -708,11 +708,82 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "xFormers has no CUDA extensions for this torch: it was built for another torch, CUDA or Python, or for none",
             "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for:\n    PyTorch 2.1.0+cu121 with CUDA 1201 (you have 2.1.0+cu118)",
         ),
+        (
+            "the driver's kernel module and its other files are of different releases",
+            "Failed to initialize NVML: Driver/library version mismatch",
+        ),
+        (
+            "NCCL chose docker0, which other hosts cannot reach",
+            "n1:1:1 [0] NCCL INFO Bootstrap : Using [0]docker0:172.17.0.1<0>\nn2:1:1 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.2<0>\n"
+            "n2:1:1 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40000> failed : No route to host",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
+    got = explain_text("    Remapped Rows\n        Pending  : Yes\n    GPU Recovery Action  : Reset\n")
+    assert [cause.id for cause in got.causes[:2]] == ["gpu.ecc", "gpu.fell-off-bus"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "created security group sg-0abc12 for the cluster",
+        "trn01: docker active, firewalld inactive, ufw inactive",
+        "applying NetworkPolicy allow-all",
+        "cgroup: memory.max=549755813888",
+        "halving the batch when out of memory (OOM) is enabled",
+        "gradients are not synchronized in this step (no_sync)",
+        "Uneven sharding: the last shard is padded",
+        "using rendezvous backend c10d, port=2379",
+        "stop this job with scancel or qdel",
+        "running on a spot VM outside of the MAINTENANCE window",
+        "column 3 has an invalid type 7, read as text",
+        "GPFS mounted at /gpfs/data, WekaFS client 4.2 at /weka",
+        "libceph: mon0 session established",
+        "sunrpc: module loaded",
+        "flock: LOCK_SH ok",
+        "different collectives are overlapped",
+        "custom_all_reduce is not used",
+    ],
+)
+def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
+    timed_out = "[rank0]:[E1103 04:10:11.0 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n"
+    got = explain_text(f"{line}\n{timed_out}")
+    assert [cause.id for cause in got.causes if cause.confidence > 0.5] in ([], ["app.straggler-timeout"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "line"),
+    [
+        ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
+        ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
+        (
+            "launch.rdzv",
+            "ValueError: The rendezvous backend 'etdc' is not registered. Did you forget to call `register`?",
+        ),
+        ("app.bad-tensor", "n1:8:9 [0] enqueue.cc:2101 NCCL WARN AllReduce : invalid type 17"),
+        (
+            "app.bad-tensor",
+            "n1:8:9 [0] misc/argcheck.cc:39 NCCL WARN AllReduce : sendbuff 0x7f1 is not a valid pointer",
+        ),
+    ],
+)
+def test_what_is_said_of_it_is_one(wanted: str, line: str) -> None:
+    assert explain_text(f"{line}\n").causes[0].id == wanted
+
+
+def test_a_line_is_counted_once_among_the_consequences() -> None:
+    got = explain_text(
+        "[launch.py:315:sigkill_handler] Killing subprocess 301\n"
+        "[launch.py:325:sigkill_handler] ['/usr/bin/python', '-u', 'train.py'] exits with return code = 1\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    assert [item.count for item in got.consequences if item.text == "the launcher reports a failed process"] == [2]
 
 
 def test_a_tracker_that_asks_where_nobody_answers() -> None:

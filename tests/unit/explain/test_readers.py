@@ -53,6 +53,7 @@ def test_template_refuses_what_cannot_be_looked_for(text: str) -> None:
         ("RuntimeError: text", None, "", "RuntimeError: text"),
         ("[rank 4] step 3", 4, "", "step 3"),
         ("srun: error: node7: task 5: Killed", None, "node7", "srun: error: node7: task 5: Killed"),
+        ("slurmstepd-gn02: error: Detected 1 oom_kill event", None, "gn02", "error: Detected 1 oom_kill event"),
     ],
 )
 def test_prefixes(text: str, rank: int | None, host: str, body: str) -> None:

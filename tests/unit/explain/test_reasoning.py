@@ -67,6 +67,27 @@ def test_every_fact_is_asked_for() -> None:
     assert [name for name in facts if len(re.findall(rf'"{name}(?:-rows)?"', source)) < 2] == []
 
 
+_FILLED = {"": "\x00 \x01", "int": "7", "num": "7", "hex": "7", "word": "7"}
+
+
+def test_no_wording_is_held_by_another_one_of_its_signature() -> None:
+    """It would recognise nothing more, and each is looked for in every line."""
+    needless = []
+    for signature in all_signatures().values():
+        lines = [
+            re.sub(r"\{[a-z_]*:?(\w*)\}", lambda hole: _FILLED[hole[1]], wording.text)
+            for wording in signature.templates
+        ]
+        for index, (wording, line) in enumerate(zip(signature.templates, lines, strict=True)):
+            told = wording.match(line)
+            assert told is not None, wording.text
+            others = [other for at, other in enumerate(signature.templates) if at != index]
+            needless += [(signature.name, wording.text) for other in others if other.match(line) == told]
+            earlier = signature.templates[:index] if signature.where is None else ()
+            needless += [(signature.name, wording.text) for other in earlier if other.match(line) is not None]
+    assert needless == []
+
+
 _DESYNC = (
     "[rank0] - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
     "   - [3] finished collective #12, but didn't join collective #13 (count from 1)\n"

@@ -1,0 +1,112 @@
+"""Heat and power: what slows GPUs down."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.signatures import says
+from nccl_doctor.explain.signatures.gpu import NONE
+
+says(
+    "straggler-report",
+    "STRAGGLER DETECTION WARNING: Some GPUs {what}. Affected ranks: {ranks}",
+    why="NVIDIA's resiliency extension times the kernels of each rank: these GPUs are slower than the others', or than they were.",
+)
+_HOT = 88  # degrees Celsius from which data-centre GPUs slow down
+says(
+    "throttle",
+    "Slowdown{}: Active",
+    "clocks_throttle_reasons.hw_slowdown{}Active",
+    "thermal_slowdown Active",
+    "hw_slowdown Active",
+    "power_brake_slowdown Active",
+    "HW Slowdown{} Active",
+    "thermal slowdown",
+    "Power Supply AC lost",
+    "power brake",
+    "Package temperature above threshold",
+    "hermal violation",
+    "throttle reason",
+    "event_reasons: {reason}_slowdown",
+    "throttle_reasons: {reason}_slowdown",
+    cause="gpu.thermal-power",
+    strength=0.9,
+    title="GPUs are throttled by heat or power",
+    why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
+    where=lambda groups, line: "Not Active" not in line and not NONE.search(line),
+)
+says(
+    "throttle-mask",
+    "0x00000000000000{mask:hex}",
+    cause="gpu.thermal-power",
+    strength=0.9,
+    title="GPUs are throttled by heat or power (reasons 0x{mask})",
+    why="nvidia-smi's bit mask of clock event reasons: 0x8 hardware slowdown, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake.",
+    where=lambda groups, line: (
+        re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
+        and int(groups["mask"], 16) & 0xE8 != 0
+        # or a row of a table: clocks, temperature, power
+        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla|(?:\s+\d+){5,}\s+0x", line) is not None
+    ),
+)
+says(
+    "heat-or-power-told",
+    "clocks are being throttled",
+    "hermal throttling",
+    "emperature above",
+    "over temperature",
+    "overtemperature",
+    "locks throttled",
+    "power cap",
+    "PSU{}ailure",
+    "PSU{} failed",
+    "Power supply{}ailure",
+    "PWR_BRAKE",
+    "power excursion",
+    "GPU temperature {temp:int}",
+    "cooling failure",
+    "fan failure",
+    "Upper Critical going high",
+    "power limit was reduced",
+    cause="gpu.thermal-power",
+    strength=0.72,
+    title="GPUs are throttled by heat or power",
+    why="A monitor or the kernel speaks of throttling.",
+    where=lambda groups, line: (
+        not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)|Core temperature above", line)
+        and not NONE.search(line)
+        and int(groups.get("temp", "").lstrip("+") or _HOT) >= _HOT
+        and ("power cap" not in line or re.search(r"reach|exceed|limited|thrott|slow|\bhit\b", line) is not None)
+    ),
+)
+says(
+    "cpu-hot",
+    "CPU clock throttled",
+    "cpu clock throttled",
+    "Core temperature above threshold",
+    cause="gpu.thermal-power",
+    strength=0.45,
+    title="a host's CPU is throttled by heat",
+    why="The kernel counts throttled moments of a core: common and short under load, telling only where many cores do so for long.",
+)
+says(
+    "throttle-column",
+    ", Active",
+    why="A cell of nvidia-smi's CSV output that says Active; the heading tells of what.",
+)
+says(
+    "dcgm-throttle",
+    "clocks_throttle_reason",
+    "clocks_event_reasons",
+    why="Throttle reasons asked of nvidia-smi or DCGM.",
+)
+says(
+    "busy-and-watts",
+    "100 %, {watts:num} W",
+    why="nvidia-smi was asked for load and power: what a GPU that is busy all the time draws.",
+)
+says(
+    "power-and-cap",
+    "W / {cap:int}W ",
+    why="nvidia-smi's table: what a GPU draws, and the most that it may draw.",
+)
