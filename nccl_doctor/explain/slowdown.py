@@ -49,6 +49,7 @@ _TOLD = 3  # steps: the first ones are slow anywhere
 def communicating(case: Case) -> list[Hit]:
     """The steps that tell that most of their time was communication, where most of those that tell it say so."""
     told = [hit for hit in (*case.hits("progress"), *case.tail) if "omm" in hit.text or "educe" in hit.text]
+    told = [hit for hit in told if "overlap" not in hit.text]  # such communication costs the step nothing
     steps = sorted({place(hit): hit for hit in told}.items())
     shares = [(share, hit) for _, hit in steps if (share := communication_share(hit.text)) is not None]
     most = [hit for share, hit in shares if share >= MOSTLY]

@@ -87,6 +87,7 @@ def _work_stopped(case: Case) -> bool:
         or hang.stopped_tables
         or case.exceptions.uncaught
         or slower_steps(case)
+        or case.communicating
         or case.has("straggler-report")
         or hang.stacks
         or hang.idle_engine

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of, place, speakers
+from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 from nccl_doctor.explain.slowdown import communication_share
@@ -131,8 +131,7 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
 
 
 def complaints(case: Case) -> list[Hit]:
-    """The lines that say that it is too slow: in words, by a number far from the one that it ought to be, or once was, or
-    by steps that consist of communication."""
+    """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be, or once was."""
     last = case.last("expectation")
     far = last is not None and (_times_too_slow(case, last) or 0.0) >= _FAR  # the first steps are slow anywhere
     shown = [hit for hit in case.hits("expectation") if far and (_times_too_slow(case, hit) or 0.0) >= _FAR]
@@ -142,7 +141,7 @@ def complaints(case: Case) -> list[Hit]:
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
     slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= _FAR]
-    return list({place(hit): hit for hit in (*told, *shown, *slower, *case.communicating[-3:])}.values())
+    return list({place(hit): hit for hit in (*told, *shown, *slower)}.values())
 
 
 @diagnosis
@@ -203,11 +202,21 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
     """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, it is slow, and a listing shows RDMA adapters that are up."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
-    up, complaint = case.hits("adapter-up"), complaints(case)
+    up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
     if forbidden and up and complaint and case.sockets and case.nodes > 1:
         title = "NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters that are up: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
         yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
+
+
+@diagnosis
+def steps_are_communication(case: Case) -> Iterable[Candidate]:
+    """Steps tell that they consist of communication, and NCCL's network is not TCP sockets, or it is not told: who waits for
+    a late rank, for a slow link or for a wrong path says the same. The ranks' own times, and a benchmark, would tell."""
+    told = [] if case.sockets else case.communicating
+    for nth, cause in enumerate(("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink") if told else ()):
+        title = f"the steps consist of communication, or of waiting in it: {shortened(told[-1].text, 110)}"
+        yield Candidate(cause, 0.42 - 0.02 * nth, title, told[-4:], ranks_of(told))
 
 
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
@@ -215,7 +224,7 @@ _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmake
 
 
 def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidate]:
-    complaint = complaints(case)
+    complaint = [*complaints(case), *case.communicating[-3:]]
     eight = _gpus_per_host(case) >= 8
     proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
     proof += case.hits("no-net-plugin")[:1]  # without which NCCL does not use a cloud's adapters
