@@ -2,7 +2,7 @@
 
 Signatures know messages; this knows only vocabulary: technical words (``gid``, ``libfabric``, ``rendezvous``) and, where a line
 has none, what systems call a failure (``ECONNREFUSED``, ``exit code -9``). It never outweighs a signature: what it finds stays
-below the threshold of a verdict (docs/decisions/0289).
+below the threshold of a verdict (docs/decisions/0289, 0296).
 """
 
 from __future__ import annotations
