@@ -142,9 +142,34 @@ def _says(case: Case, words: str) -> bool:
 
 
 def _without_nccl(case: Case, verdict: Verdict, best: Cause | None) -> bool:
-    """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, or a job that speaks of Gloo only."""
-    found = best is not None and verdict is not Verdict.UNDECIDED and best.playbook.startswith(_WITHOUT_NCCL)
-    return found or (_says(case, "gloo") and not _says(case, "nccl"))
+    """Whether NCCL's INFO lines would add nothing: a cause found beside NCCL, a call that torch or MPI refused, a job that
+    speaks of Gloo only."""
+    if best is not None and verdict is not Verdict.UNDECIDED and best.playbook.startswith(_WITHOUT_NCCL):
+        return True
+    beside = _says(case, "gloo") or (best is not None and best.id == "app.pg-misuse")
+    return beside and not _says(case, "nccl")
+
+
+# Who prints in a candidate's lines -> what makes it say more. UCX's documentation (UCX_LOG_LEVEL), fi_log(3), NVSHMEM's
+# environment variables, UCC's (UCC_LOG_LEVEL), Intel MPI's developer reference (I_MPI_DEBUG), torch's docs on logging (Gloo);
+# read 2026-11.
+_SAYS_MORE = (
+    (re.compile(r"\bUCX\b|\buc[pt]_|pml_ucx"), "UCX_LOG_LEVEL=info"),
+    (re.compile(r"\bUCC\b|\b[TC]L_[A-Z]{3,}\b"), "UCC_LOG_LEVEL=info"),
+    (re.compile(r"libfabric|\bOFI\b|\bfi_[a-z]+|\befa_", re.IGNORECASE), "FI_LOG_LEVEL=info"),
+    (re.compile(r"nvshmem", re.IGNORECASE), "NVSHMEM_DEBUG=INFO"),
+    (re.compile(r"\bMPI startup\(\)|\bI_MPI_"), "I_MPI_DEBUG=10"),
+    (re.compile(r"\bgloo\b", re.IGNORECASE), "TORCH_CPP_LOG_LEVEL=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+)
+_CRASHES = ("segfault", "crash-handler", "native-assertion", "native-check")
+_OF_CRASHES = ("sw.nccl-bug", "sw.library-conflict", "app.rank-exception")
+
+
+def _louder(case: Case, best: Cause) -> str:
+    """How to run again so that who printed the candidate's lines says more; empty if it says all it can."""
+    said = "\n".join(item.text for item in best.evidence)
+    loud = (how for who, how in _SAYS_MORE if who.search(said) and not _says(case, how.partition("=")[0].lower()))
+    return next(loud, "")
 
 
 def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple[str, ...]:
@@ -170,6 +195,12 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     elif best and best.id == "app.rank-exception":
         who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
+    if verdict is Verdict.UNDECIDED and best and best.id in ("launch.world-size", "launch.rdzv") and not missing:
+        yield "collect what the launcher printed on every node: which started, as which of how many, for which address and port"
+    if best and best.id in _OF_CRASHES and case.has(*_CRASHES) and not case.has("stack-process"):
+        yield "run again with PYTHONFAULTHANDLER=1: a process that crashes then prints the Python line it was in"
+    if best and (how := _louder(case, best)):
+        yield f"run again with {how}: who failed then says what it tried"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
         when = "before you end it the next time" if case.hang.interrupted else "if it still hangs"
         yield f"{when}: {_HANG}"
@@ -185,7 +216,8 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if verdict is Verdict.UNDECIDED and (case.hang.only_began or (seen and not best)):
-        yield f"if the job stands still: {_HANG}"
+        if not (best and best.id in _SHOWN_BY_STACKS):
+            yield f"if the job stands still: {_HANG}"
         yield "if it went on: give explain its own output as well"
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off

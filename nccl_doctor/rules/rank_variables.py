@@ -43,7 +43,7 @@ def node_rank(process: Process) -> int | None:
 def _first_of(process: Process, names: Iterable[str]) -> int | None:
     """The first of these variables that is a number."""
     texts = (process.environment.get(name, "") for name in names)
-    return next((int(text) for text in texts if text.isdigit() and len(text) < 8), None)
+    return next((int(text) for text in texts if text.isdecimal() and len(text) < 8), None)
 
 
 def _slurm_tasks(process: Process) -> int | None:

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.model import NO_WAY_OUT, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.findings.playbooks import for_finding
+from nccl_doctor.rules import rank_variables
 from nccl_doctor.rules.engine import JOB, all_rules
 from nccl_doctor.rules.hang import Hang, examine
 from tests.hardware_kit import machines
@@ -890,3 +892,8 @@ def test_a_saved_bundle_is_judged_again_on_the_console_and_as_json(tmp_path: Pat
         "rank": 2, "host": "gpu02", "pid": 102, "local_rank": 0, "state": "T", "doing": "stopped",
         "where": "train (train.py:37)", "stays": True, "cpu_s": 0.0,
     }  # fmt: skip
+
+
+def test_a_digit_that_is_no_decimal_number_numbers_no_rank() -> None:
+    process = Process(7, 1, "rank", environment={"LOCAL_RANK": "\u00b2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert rank_variables.local_rank(process) == 1

@@ -62,7 +62,8 @@ def _title(item: Traceback, ranks: set[int]) -> str:
     return f"{who}raised {item.type}{message}{where}"
 
 
-_DOUBT = 0.45  # what is left of "unrelated" where the message speaks of what is beneath the program: below a verdict
+_SURE = 0.8  # who raised tells this much: the message's words leave no doubt
+_DOUBT = 0.45  # what is left of a verdict where the message speaks of what is beneath the program: below a verdict
 _CHAIN = 60  # lines: an exception and those that it led to
 _OTHERS_SUFFER = (
     "watchdog-timeout",
@@ -113,9 +114,9 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
     if about:  # what the system underneath told the program, in words that no signature knows
         yield Candidate(about, judged[0][1] + 0.02, title, hits, ranks, hosts, vague=True)
-    elif judged[0][0] == "unrelated" and not _SETUP_TEXT.search(first.message):
+    elif (judged[0][0] == "unrelated" or judged[0][1] < _SURE) and not _SETUP_TEXT.search(first.message):
         about = topics.beneath(f"{first.type}: {first.message}")
-        if about:  # less clear words: enough to doubt that only the program is wrong
+        if about:  # less clear words: enough to doubt that the program is wrong
             yield Candidate(about, _DOUBT + 0.01, title, hits, ranks, hosts, vague=True)
             judged = [(cause, min(strength, _DOUBT), why) for cause, strength, why in judged]
     for cause, strength, why in judged:

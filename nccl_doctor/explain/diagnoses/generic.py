@@ -433,7 +433,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's, unless NCCL's is told.
     aborts = max(own) < 0 or max(own) == 134
-    explained = case.has("nccl-error-text") or (spoke and not silent)
+    explained = case.has("nccl-error-text") or (spoke and not silent) or topics.said_beneath(case, hits)
     strength = 0.3 if aborts or explained else 0.44
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))
@@ -449,8 +449,9 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     if len(ranks) == 1:
         who, code = f"rank {min(ranks)}", case.exits.get(min(ranks), code)
     title = f"{who} ended with exit code {code}; what it said is not in these logs"
-    # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there.
-    other = 0.46 if own == {2} else 0.25
+    # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there; a shell with 126 and
+    # 127 where it may not run a command, or finds none.
+    other = 0.46 if own <= {2, 126, 127} else 0.25
     yield Candidate("app.rank-exception", strength, title, hits, ranks)
     yield Candidate("unrelated", other, title, hits, ranks)
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import ending, hosts_of, shortened, speakers
-from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.lines import ending, hosts_of, place, shortened, speakers
+from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.status import CUDA
 from nccl_doctor.facts.xid import sxids, xids
 
 
@@ -135,6 +136,25 @@ def shared_segment(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, 0.48 - 0.02 * nth, title, hits, *speakers(hits))
     if hits and not refused:
         yield Candidate("sys.shm", 0.95, "/dev/shm is too small (or full)", hits, *speakers(hits))
+
+
+# What these mean depends on who calls: initialisation, a busy GPU, and what is not permitted or not supported.
+_OPEN = (3, 46, 800, 801)
+_LIST = re.compile(r"(?:cudaError[A-Z]|CUDA_ERROR_).*(?:cudaError[A-Z]|CUDA_ERROR_)")  # NVSHMEM prints what it knows
+
+
+@diagnosis
+def cuda_error_of_the_table(case: Case) -> Iterable[Candidate]:
+    """CUDA's error, by its name or its text: what most of them mean does not depend on the call that returned them."""
+    known = {place(hit) for signature in case.seen(Role.CAUSE) for hit in case.hits(signature.name)}
+    for hit in (hit for hit in case.hits("cuda-call") if place(hit) not in known and not _LIST.search(hit.text)):
+        for number, runtime, driver, text, cause in CUDA:
+            names = rf"\b(?:cudaError{runtime}|CUDA_ERROR_{driver or '-'})\b|{text or '-----'}"
+            if re.search(names, hit.text):
+                title = f"a CUDA call failed: {text or f'cudaError{runtime}'}"
+                yield Candidate(
+                    cause, 0.45 if number in _OPEN else 0.86, title, [hit], *speakers([hit]), vague=number in _OPEN
+                )
 
 
 @diagnosis

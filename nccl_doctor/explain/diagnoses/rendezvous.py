@@ -218,7 +218,8 @@ def members_missing(case: Case) -> Iterable[Candidate]:
         return
     twice = case.count("lightning-member") > 1.5 * len(ranks)  # the first lines may be missing
     title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', and these more than once' * twice}"
-    yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said)
+    # such a job stands still, and somebody, or its time limit, ends it
+    yield Candidate("launch.world-size", 0.74 if twice else 0.44, title, said, final=twice)
 
 
 @diagnosis

@@ -173,7 +173,7 @@ says(
     strength=0.93,
     title="a process asks for a GPU that it cannot see (invalid device ordinal)",
     why="The device index is not smaller than the number of visible GPUs: more processes than GPUs, or CUDA_VISIBLE_DEVICES is narrower than thought.",
-    where=lambda groups, line: "transport/p2p" not in line,
+    where=lambda groups, line: "transport/p2p" not in line and "InvalidDeviceFunction" not in line,
 )
 says(
     "container-without-gpu",

@@ -6,6 +6,7 @@ import re
 
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import Guard, says
+from nccl_doctor.explain.status import COMPLETIONS
 
 _COMPLETION = (
     "Got completion from peer {peer} with status={status}opcode={}vendor{vendor}",
@@ -18,21 +19,7 @@ _COMPLETION = (
 )
 
 
-_STATUS = {
-    1: "LOC_LEN",
-    2: "LOC_QP_OP",
-    4: "LOC_PROT",
-    5: "WR_FLUSH",
-    8: "LOC_ACCESS",
-    9: "REM_INV_REQ",
-    10: "REM_ACCESS",
-    11: "REM_OP",
-    12: "RETRY_EXC",
-    13: "RNR_RETRY",
-    19: "FATAL_ERR",
-    20: "RESP_TIMEOUT",
-    21: "GENERAL_ERR",
-}
+_STATUS = {number: name for number, name, *_ in COMPLETIONS}
 
 
 def _status(*numbers: int) -> Guard:

@@ -79,7 +79,7 @@ says(
 )
 # What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
 _OF_THE_LAUNCHER = re.compile(
-    r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master|main_process|rdzv"
+    r"(?:^|/)_*(?:node_|local_|machine_)?rank\b|world|n_?nodes|nproc|num_(?:machines|processes|nodes)|master_(?:addr|port)|main_process|rdzv"
 )
 
 

@@ -343,6 +343,7 @@ says(
     "CUDA error: {error}",
     "CUDA driver error: {error}",
     "cudaError{name:word}",
+    "CUDA_ERROR_{name:word}",
     role=Role.SYMPTOM,
     cause="gpu.driver",
     strength=0.4,

@@ -50,7 +50,6 @@ says(
     "exitcode=-7",  # multiprocessing's own, as SGLang prints it
     "shutdown with signal 7 ",  # TGI's launcher
     "signal: bus error",  # programs in Go
-    "status=7/BUS",  # systemd
     "return code = -7",
     "exit code: 135",
     "exit code 135",
@@ -61,6 +60,14 @@ says(
     strength=0.86,
     title="a process died of a bus error: /dev/shm ran full under it",
     why="A page of a shared-memory mapping could not be backed: /dev/shm is full. (Rarely: a truncated memory-mapped file.)",
+)
+says(
+    "unit-bus-error",
+    "status=7/BUS",
+    cause="sys.shm",
+    strength=0.45,
+    title="a unit of systemd died of a bus error: if it is the job's, /dev/shm ran full under it",
+    why="systemd tells how a unit's process ended, and not whether it is the job's.",
 )
 says(
     "too-many-files",
@@ -377,10 +384,10 @@ says(
     why="The kernel or the program reports input/output trouble, a stale handle, a lock that is refused, a file system that turned read-only, or clocks that differ.",
     where=lambda groups, line: (
         not re.search(
-            r"PCIe|libfabric|\bprov_errno\b|\bOFI\b|\bcxi|(?i:ucx)|\bucp_|status -3 \(|register (?:memory|MR|mr)\b|"
-            "check lease failed",
+            r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|check lease failed|"
+            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
             line,
-        )  # status -3: UCX's
+        )  # of a network's library EIO is an adapter's (status -3: UCX's)
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
     ),
 )

@@ -123,7 +123,6 @@ FOUND = {
     "sys.shm": (
         "2024-10-01T07:43:22Z ERROR shard-manager: text_generation_launcher: Shard process was signaled to shutdown with signal 7 rank=1",
         "llama runner process has terminated: signal: bus error",
-        "Nov 24 09:56:20 n1 systemd[1]: train.service: Main process exited, code=killed, status=7/BUS",
     ),
     "unrelated": (
         "srun: error: Unable to allocate resources: Invalid partition name specified",
@@ -138,6 +137,7 @@ FOUND = {
     ),
 }
 GUESSED = {
+    "sys.shm": ("Nov 24 09:56:20 n1 systemd[1]: frob.service: Main process exited, code=killed, status=7/BUS",),
     "net.peer-lost": (
         "[2025-05-29 23:23:23] Prefill transfer failed for request rank=0 req.bootstrap_room=358 with exception "
         "KVTransferError(bootstrap_room=358): Failed to send kv chunk of 358 to 10.0.0.9:44781",

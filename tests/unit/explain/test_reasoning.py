@@ -976,6 +976,30 @@ def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
     assert any(ask in step for step in explain_text(f"backend: nccl\n{said}\n").next)
     ranks = "[rank1]: MPIDI_OFI_handle_cq_error(1062): OFI poll failed (Input/output error - UNDELIVERABLE)\n"
     assert not any(ask in step for step in explain_text(ranks).next)
+    refused = "[rank1]: *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+    assert explain_text(refused).causes[0].id == "app.pg-misuse"
+    assert not any(ask in step for step in explain_text(refused).next)
+
+
+def test_who_failed_is_asked_to_say_more() -> None:
+    said = "frob.c:77  UCX  ERROR no frob for n7\n"
+    assert any("UCX_LOG_LEVEL=info" in step for step in explain_text(said).next)
+    loud = "UCX_LOG_LEVEL=info\n"
+    assert not any("UCX_LOG_LEVEL" in step for step in explain_text(loud + said).next)
+    crash = "*** SIGSEGV (@0x0) received by PID 77\n"
+    assert any("PYTHONFAULTHANDLER=1" in step for step in explain_text(crash).next)
+    shown = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x77 (most recent call first):\n"
+    assert not any("PYTHONFAULTHANDLER" in step for step in explain_text(crash + shown).next)
+    partly = "GLOBAL_RANK: 2, MEMBER: 3/8\n"
+    assert any("what the launcher printed on every node" in step for step in explain_text(partly).next)
+
+
+def test_a_job_that_no_rank_can_join_is_ended_because_of_that() -> None:
+    """Each node counted itself as the first; somebody cancelled what stood still."""
+    cancelled = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-01T10:00:00 ***\n"
+    member = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/96\n"
+    assert explain_text(member * 2 + cancelled).causes[0].id == "launch.world-size"
+    assert explain_text(member + cancelled).causes[0].id == "launch.killed"
 
 
 def test_an_adapter_that_cannot_be_opened_is_passed_over_where_all_use_the_same() -> None:
@@ -1359,6 +1383,10 @@ def test_an_argument_without_a_value_may_have_been_left_out() -> None:
     assert empty.id == absent.id == "launch.env-missing"
     assert "leaves it out" in absent.title and "leaves it out" not in empty.title
     assert absent.confidence < empty.confidence
+    own = explain_text("train.py: error: argument --master-weights: invalid int value: ''\n")
+    assert own.verdict is Verdict.NOT_DISTRIBUTED  # no launcher's
+    launchers = explain_text("train.py: error: argument --master-port: invalid int value: ''\n")
+    assert launchers.causes[0].id == "launch.env-missing"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.model import Verdict
 from tests.unit.explained import explain_text
 
@@ -348,11 +349,97 @@ def test_a_step_that_torchft_leaves_out_is_overcome() -> None:
         ("ib.qp-connect", "Failed to frob the QP 77"),
         ("net.master-unreachable", "n1:77:78 [0] NCCL INFO frob says Connection refused"),
         ("launch.world-size", "frobrun: 3 tasks placed, insufficient room for 5"),
+        # Numbers, of what their line says they are
+        ("net.firewall", "frobd: hello to n7 failed, errno 113"),
+        ("ib.memlock", "frobd: ibv_frob: QP not made, err -12, cannot allocate memory"),
+        ("sys.disk-full", "frobd: writing the frob failed: -28"),
+        ("sys.shm", "frobrun: ERROR task 3 of n7: exit code -7"),
+        ("sw.library-conflict", "frobrun: ERROR task 3 of n7 is gone, WTERMSIG 11"),
+        ("launch.killed", "frobrun: ERROR task 3 of n7 ended, ExitCode=0:15"),
+        ("ib.retry-exceeded", "frobd: ERROR completion 77 has status 12, vendor 129"),
+        ("ib.gdr", "frobd: ERROR completion says LOC_QP_OP_ERR"),
+        ("net.master-unreachable", 'frobd: ERROR {"grpc_status":14}'),
+        ("gpu.illegal-access", "frobd: cuFrobSynchronize failed: 716"),
+        # A network's own EIO and ENOMEM are no disk's and no host's
+        ("net.plugin", "nixl frob 77: ERROR Input/output error"),
+        ("sys.clock-or-dns-or-fs", "frobd: ERROR reading the frob: EIO"),
+        # Said by the last line in plain words
+        ("sys.host-oom", "the frob of n7\nfrob exited with exit code 137"),
     ],
 )
 def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: str) -> None:
     got = explain_text(line)
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "frobd: ERROR 2019-12-28 at 04:09:15",  # no errno
+        "frobd: ERROR in 137 of 143 frobs, 9 of them old, 110 of them new",
+        "frobd: frob 12 of 13 failed after 700 tries",
+        "frobd: Unreachable in file frob.c at line 77: error",  # a code of PMIx
+        "frobd: error: task 3 of n7: exit code 1",
+        "the frob of n7 is lost\nfrob ended: Terminated (signal 15)",  # by its launcher
+        "frobd: ERROR no axis_fragmentations",
+        "nvlink error   : a frob is not in frob.o",  # CUDA's linker
+        "the frob of n7 has received 9 messages and 15 more",
+    ],
+)
+def test_a_number_or_a_word_alone_says_nothing(line: str) -> None:
+    assert [
+        cause.id for cause in explain_text(line).causes if cause.id not in ("app.rank-exception", "unrelated")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        ("gpu.illegal-access", "CUDA_ERROR_MISALIGNED_ADDRESS"),
+        ("gpu.illegal-access", "cudaErrorHardwareStackError"),
+        ("gpu.driver", "cudaErrorInvalidDeviceFunction"),  # it begins like cudaErrorInvalidDevice
+        ("gpu.not-visible", "cudaErrorInvalidDevice"),
+        ("gpu.ecc", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    ],
+)
+def test_cudas_errors_are_known_by_their_names(cause: str, error: str) -> None:
+    got = explain_text(f"[frobd] error: the frob kernel returned {error}\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.CAUSE_FOUND, cause)
+
+
+def test_a_list_of_cudas_errors_is_no_error() -> None:
+    listed = (
+        "n7:77:77 [0] FROB INFO cudaErrorInvalidValue 1 cudaErrorECCUncorrectable 214 cudaErrorMisalignedAddress 716\n"
+    )
+    assert explain_text(listed).verdict is Verdict.UNDECIDED
+    assert explain_text("the frob kernel returned cudaErrorNotReady\n").verdict is Verdict.UNDECIDED
+    busy = "the frob kernel returned cudaErrorDevicesUnavailable\n"  # by another process, or lost
+    assert (explain_text(busy).verdict, explain_text(busy).causes[0].id) == (Verdict.UNDECIDED, "gpu.not-visible")
+
+
+def test_what_was_said_beneath_the_program_comes_before_how_it_ended() -> None:
+    ended = "srun: error: n7: task 3: Exited with exit code 5\n"
+    said = "frobd: unable to connect to n1: Connection refused\n"
+    assert explain_text(ended).causes[0].id == "app.rank-exception"
+    assert [cause.id for cause in explain_text(said + ended).causes][:2] == [
+        "net.master-unreachable",
+        "app.rank-exception",
+    ]
+
+
+def test_an_exception_about_what_is_beneath_the_program_does_not_blame_a_rank() -> None:
+    start = "n7:77:78 [0] NCCL INFO comm 0x7 rank 1 nranks 4 cudaDev 1 busId 1a000 commId 0x7 - Init START\n"
+    raised = (
+        'Traceback (most recent call last):\n  File "/job/frob.py", line 7, in <module>\n    frob()\nRuntimeError: {}\n'
+    )
+    about = explain_text(start + raised.format("ECONNREFUSED: the frob of n7 does not listen"))
+    assert (about.verdict, about.causes[0].id) == (Verdict.UNDECIDED, "net.master-unreachable")
+    own = explain_text(start + raised.format("the frob of row 7 is empty"))
+    assert (own.verdict, own.causes[0].id) == (Verdict.CAUSE_FOUND, "app.rank-exception")
+
+
+def test_the_number_that_stands_for_others_is_asked_for_by_no_words() -> None:
+    assert topics._ANY not in topics._TOLD
 
 
 def test_a_device_that_is_listed_is_there() -> None:
