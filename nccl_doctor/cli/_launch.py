@@ -15,16 +15,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.cli import _hosts
 from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._signals import TO_END, handled_by
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
 
@@ -36,14 +38,14 @@ if TYPE_CHECKING:
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
 LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
-_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
 
 
 class Ended(msgspec.Struct, frozen=True):
     """How a job ended. ``told``: by a signal that this process got; ``hung``: ended because it stood.
 
-    ``cause`` and ``title`` are those of the first cause that was found in its output; empty where none was.
+    ``cause`` and ``title`` are those of the first cause that was found in its output; empty where none was. ``runs_on``: some
+    of its ranks do; ``unseen``: hosts of which that is not known.
     """
 
     status: int
@@ -51,6 +53,8 @@ class Ended(msgspec.Struct, frozen=True):
     hung: bool = False
     cause: str = ""
     title: str = ""
+    runs_on: bool = False
+    unseen: tuple[str, ...] = ()
 
 
 def launch(
@@ -64,8 +68,8 @@ def launch(
     """Run the command; its exit status (128 + signal where it was killed by one), or 127 where it cannot be run.
 
     The job finds the chosen hosts in NCCL_DOCTOR_HOSTS (comma list), NCCL_DOCTOR_HOSTFILE (the input's own format) and
-    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them. ``preflight`` is what
-    chose the hosts, kept with what the job leaves.
+    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them. By NCCL_DOCTOR_RUN its ranks are
+    known. ``preflight`` is what chose the hosts, kept with what the job leaves.
     """
     from nccl_doctor.facts.bundle import to_bytes
     from nccl_doctor.inventory import render
@@ -83,6 +87,7 @@ def launch(
         environment = dict(os.environ)
         for name, value in words.items():
             environment[f"NCCL_DOCTOR_{name.upper()}"] = value
+        environment[MARK] = hostfile.parent.name  # a new one each time, and no other machine's
         for item in advice:
             if item.hosts and not set(item.hosts) & set(chosen):
                 continue  # of hosts on which the job does not run: on the others it may name what they have not
@@ -97,16 +102,18 @@ def launch(
         if preflight is not None:
             _hosts.say(f"go: {shlex.join(argv)}")
             keep.add("preflight.ndb", lambda: to_bytes(preflight))
-        guard = Guard(following, hostfile, kept, keep) if following.silence_s else None
+        guard = Guard(following, hostfile, chosen, environment[MARK], kept, keep)
         ended = _pass_through(argv, environment, kept, guard)
         failed = ended.status not in (0, 127, 130) and not ended.told
         if failed and not ended.hung:
-            if guard:
-                guard.recall()
+            guard.recall()
             ended = _explain(kept, ended)
+        if ended.status not in (0, 127) or ended.told:
+            left = guard.left()
+            ended = msgspec.structs.replace(ended, runs_on=bool(left.told), unseen=left.unseen)
         if failed:
             keep.save(f"exit {ended.status}" + (": it hung, and --on-hang end ended it" if ended.hung else ""))
-        if guard and ended.hung:
+        if ended.hung:
             where = f"; kept in {keep.target}" if keep.target else ""
             _hosts.say(f"the job hung: {guard.sentence}; ended, exit {ended.status}{where}")
         return ended
@@ -180,9 +187,9 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
                 child.send_signal(number)
 
     def to_end() -> bool:
-        return bool(set(told) & set(_TO_END))
+        return bool(set(told) & set(TO_END))
 
-    with _handled_by(pass_on, *_TO_END, *_TO_PASS_ON):
+    with handled_by(pass_on, *TO_END, *_TO_PASS_ON):
         try:
             # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
             orphaned = children.die_with_parent(os.getpid(), signal.SIGTERM)
@@ -226,19 +233,6 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
 def _tell_end(child: subprocess.Popen[bytes], over: threading.Event) -> None:
     children.wait_unreaped(child, None)
     over.set()
-
-
-@contextlib.contextmanager
-def _handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
-    """These signals are the handler's business. What is ignored (SIGHUP under nohup) stays so, for the job as well."""
-    previous = {
-        number: signal.signal(number, handler) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
 
 
 def _at_terminal() -> bool:
@@ -296,7 +290,7 @@ def _explain(kept: _Kept, job: Ended) -> Ended:
         for child in started:
             children.kill_group(child.pid)
 
-    with _handled_by(end, *_TO_END):
+    with handled_by(end, *TO_END):
         child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.directory)
         started.append(child)
         try:
