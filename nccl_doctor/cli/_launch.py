@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nccl_doctor.inventory import Inventory
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+TAIL_BYTES = 1 << 20  # of it that stays where a full disk makes it begin anew
 LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
@@ -125,27 +126,41 @@ class _Kept:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.older, self.newer = (
-            directory / "job-output-before",
-            directory / "job-output",
-        )  # no number: it would be a rank
+        names = ("job-output-before", "job-output")  # no number: it would be a rank
+        self.older, self.newer = (directory / name for name in names)
         self.heard = time.monotonic()
         self.lost = ""  # why not all of it is there
-        self._stream = self.newer.open("wb", buffering=0)  # a kill -9 of this process loses nothing
+        self._half = KEPT_BYTES // 2
+        self._stream = self.newer.open("wb+", buffering=0)  # a kill -9 of this process loses nothing
         self._lock = threading.Lock()
         self._handing_on = 0
 
     def write(self, block: bytes) -> None:
-        """Append; a full disk loses the copy, never the job's own output."""
+        """Append. A full disk loses the beginning of the copy, never the job's own output."""
         with self._lock:
             try:
-                if self._stream.tell() > KEPT_BYTES // 2:
+                if self._stream.tell() > self._half:
                     self._stream.close()
                     self.newer.replace(self.older)
-                    self._stream = self.newer.open("wb", buffering=0)
-                _write_all(self._stream.fileno(), block)
+                    self._stream = self.newer.open("wb+", buffering=0)
+                self._append(block)
             except (OSError, ValueError) as error:
                 self.lost = getattr(error, "strerror", "") or str(error)
+
+    def _append(self, block: bytes) -> None:
+        file, size = self._stream.fileno(), self._stream.tell()
+        try:
+            _write_all(file, block)
+        except OSError:
+            with contextlib.suppress(OSError):
+                there = size + (self.older.stat().st_size if self.older.exists() else 0)
+                self._half = max(there // 3, TAIL_BYTES)  # what it took has to do from now on, with some room
+                tail = min(size, TAIL_BYTES)
+                end = os.pread(file, tail, size - tail)
+                self.older.unlink(missing_ok=True)
+                self._stream.truncate(self._stream.seek(0))
+                _write_all(file, end + block)
+            raise
 
     @contextlib.contextmanager
     def handing_on(self) -> Iterator[None]:
