@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
 TAIL_BYTES = 1 << 20  # of it that stays where a full disk makes it begin anew
 LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
+CANNOT_RUN = 127  # as of a shell
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
 
@@ -105,11 +106,13 @@ def launch(
             keep.add("preflight.ndb", lambda: to_bytes(preflight))
         guard = Guard(following, hostfile, chosen, environment[MARK], kept, keep)
         ended = _pass_through(argv, environment, kept, guard)
-        failed = ended.status not in (0, 127, 130) and not ended.told
+        if ended is None:
+            return Ended(CANNOT_RUN)
+        failed = ended.status not in (0, 130) and not ended.told
         if failed and not ended.hung:
             guard.recall()
             ended = _explain(kept, ended)
-        if ended.status not in (0, 127) or ended.told:
+        if ended.status or ended.told:
             left = guard.left()
             ended = msgspec.structs.replace(ended, runs_on=bool(left.told), unseen=left.unseen)
         if failed:
@@ -190,8 +193,11 @@ def _filled(word: str, words: dict[str, str]) -> str:
     return word
 
 
-def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None) -> Ended:
-    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job."""
+def _pass_through(
+    argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None
+) -> Ended | None:
+    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job. None: it cannot
+    be run, which is said."""
     told: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -217,8 +223,8 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
                 argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=between_fork_and_exec
             )
         except OSError as error:
-            _hosts.say(f"{argv[0]}: {error.strerror or error}")
-            return Ended(127)
+            _hosts.say(f"{argv[0]}: {error.strerror or error} (it, or what its first line names)")
+            return None
         started.append(child)
         for number in tuple(told):  # came while it started
             child.send_signal(number)
@@ -289,14 +295,20 @@ def _write_all(sink: int, block: bytes) -> None:
             select.select([], [sink], [])
 
 
+def _exit(status: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"exit {status} ({signal.Signals(status - 128).name})"
+    return f"exit {status}"
+
+
 def _explain(kept: _Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     lost = f" (as far as {kept.directory.parent} took it: {kept.lost})" if kept.lost else ""
     if not files:
-        _hosts.say(f"the job failed and printed nothing{lost}: there is nothing to explain")
+        _hosts.say(f"{_exit(job.status)}: the job failed and printed nothing{lost}: there is nothing to explain")
         return job
-    _hosts.say(f"the job failed; its output{lost} says:")
+    _hosts.say(f"{_exit(job.status)}: the job failed; its output{lost} says:")
     ended: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 

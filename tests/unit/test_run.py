@@ -549,6 +549,13 @@ def test_the_last_line_of_a_job_that_was_ended_says_why_and_where_it_is_kept(
     assert job["state"] == "exit 11: it hung, and --on-hang end ended it"
 
 
+def test_how_it_ended_is_told_and_a_word_that_its_shell_did_not_find_is_a_failure_like_others(tmp_path: Path) -> None:
+    for script, told in (("exit 3", "exit 3"), ("kill -9 $$", "exit 137 (SIGKILL)"), ("no-such-word", "exit 127")):
+        done = run("--keep", "out", "--", "sh", "-c", f"echo; {script}", cwd=tmp_path)
+        assert f"nccl-doctor: {told}: the job failed; its output says:" in done.stderr.decode()
+    assert done.returncode == 127 and len(list((tmp_path / "out").iterdir())) == 3
+
+
 def test_words_that_are_not_utf_8_are_kept_as_well(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"run\xff")
     odd.mkdir()
@@ -702,6 +709,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
     ("words", "told"),
     [
         ("run -- no-such-program", "'no-such-program' is no program"),
+        ("run -- /etc/passwd", "'/etc/passwd' is no program: name what runs it (python FILE)"),
         ("run --silence soon -- true", "--silence 'soon': expected a time such as 10m or 90s (0: off)"),
         ("run --silence 0 --on-hang end -- true", "--on-hang end needs to look"),
         ("run --on-hang kill -- true", "'kill' is not one of tell, end"),
