@@ -42,18 +42,12 @@ class Question(msgspec.Struct, frozen=True):
     strong: bool = False  # the work of a step is divided among the GPUs; else each GPU's work stays the same
 
 
-class Cost(msgspec.Struct, frozen=True):
-    """One collective in one step on so many GPUs: bytes that each GPU sends (in a ring), and seconds; ``window``: the share of
-    the step's computation that it can run beside."""
+class Cost(Volume, frozen=True):
+    """One collective in one step on so many GPUs: bytes that each GPU sends (in a ring), and seconds."""
 
-    collective: str
-    what: str
-    calls: int
-    call_bytes: float
     sent_bytes: float
     seconds: Range
     rate: Rate
-    window: float
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -209,9 +203,9 @@ def _costs(sends: Sequence[Volume], machines: Machines, gpus: int) -> tuple[Cost
     for item in sends if gpus > 1 else ():
         known = rate(machines, item.collective, gpus, item.call_bytes)
         if isinstance(known, Rate):
-            calls, sent = item.calls, item.sent(gpus)
-            seconds = Range(known.seconds(calls, sent, True), known.seconds(calls, sent, False))
-            found.append(Cost(item.collective, item.what, calls, item.call_bytes, sent, seconds, known, item.window))
+            sent = item.sent(gpus)
+            seconds = Range(known.seconds(item.calls, sent, True), known.seconds(item.calls, sent, False))
+            found.append(Cost(**msgspec.structs.asdict(item), sent_bytes=sent, seconds=seconds, rate=known))
         else:
             lacks[item.collective] = known
     if not lacks:
@@ -232,7 +226,6 @@ def _cases(
     told = f"the step of {first.seconds:g} s on {first.gpus} GPUs"
     if first.gpus in missing:
         return (), f"what part of {told} is communication is not known: {missing[first.gpus]}"
-
     case = functools.partial(_Case, costs, first, smallest, question.strong)
     best = case(hidden=True, best_on=costs)
     if not best.compute_s:

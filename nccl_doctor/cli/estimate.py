@@ -207,7 +207,8 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _gpus(text: str, per_host: int) -> list[int]:
-    return [_count("--gpus", part, per_host, "numbers with commas, such as 8,16,32") for part in text.split(",")]
+    said, expected = f"--gpus {text!r}", "numbers with commas, such as 8,16,32"
+    return [_count(said, part, expected, per_host) for part in text.split(",")]
 
 
 def _steps(texts: list[str], per_host: int) -> tuple[Step, ...]:
@@ -217,16 +218,16 @@ def _steps(texts: list[str], per_host: int) -> tuple[Step, ...]:
     for text in texts:
         time, _, gpus = text.partition("@")
         seconds = _seconds("--step", time) or _hosts.stop(f"--step {text!r}: a step takes more than no time")
-        found.append(Step(seconds, _count("--step", gpus, per_host, "TIME@GPUS, such as 850ms@8")))
+        found.append(Step(seconds, _count(f"--step {text!r}", gpus, "TIME@GPUS, such as 850ms@8", per_host)))
     if len({item.gpus for item in found}) < len(found):
         _hosts.stop("--step: two steps of the same number of GPUs; give one")
     return tuple(found)
 
 
-def _count(option: str, text: str, per_host: int, expected: str) -> int:
+def _count(said: str, text: str, expected: str, per_host: int) -> int:
     """A number of GPUs: of one host, or of whole hosts."""
     if not re.fullmatch("[1-9][0-9]{0,6}", text.strip(), re.ASCII):
-        _hosts.stop(f"{option} {text!r}: expected {expected}")
+        _hosts.stop(f"{said}: expected {expected}")
     if int(text) > per_host and int(text) % per_host:
-        _hosts.stop(f"{option}: {int(text)} GPUs are not whole hosts of {per_host}")
+        _hosts.stop(f"{said}: {int(text)} GPUs are not whole hosts of {per_host}")
     return int(text)

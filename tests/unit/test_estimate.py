@@ -430,7 +430,7 @@ def test_the_json_has_the_published_schema(tmp_path: Path) -> None:
         ("--gpus 8,x", "expected numbers with commas"),
         ("--gpus 0", "expected numbers with commas"),
         ("--gpus 12", "12 GPUs are not whole hosts of 8"),
-        ("--step 850ms", "expected TIME@GPUS"),
+        ("--step 850ms", "--step '850ms': expected TIME@GPUS"),
         ("--step 850@8", "with its unit"),
         ("--step 0ms@8", "more than no time"),
         ("--step 1s@12", "not whole hosts"),
