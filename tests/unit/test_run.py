@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pickle
@@ -32,6 +33,8 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.inventory import HostEntry, Inventory
+from nccl_doctor.report.hang import render
+from nccl_doctor.report.terminal import text_console
 from nccl_doctor.rules.gate import Decision, Gate
 from nccl_doctor.rules.judge import judge
 from nccl_doctor.rules.retry import why_not
@@ -172,6 +175,15 @@ def test_a_job_that_is_the_commands_by_its_age_alone_is_told_and_not_ended() -> 
     assert found.keep_on == "no rank was found that is surely this command's"
 
 
+def test_a_job_without_ranks_is_not_said_to_have_ended() -> None:
+    """It runs: the hint to its logs is for who looks by hand."""
+    found = seen(test_hang.bundle())
+    assert found.answer.verdict == "no-job" and not found.key and "ended" not in found.answer.sentence
+    text = io.StringIO()
+    render(found.answer, text_console(text))
+    assert "if it has ended, nccl-doctor explain reads its logs" in text.getvalue()
+
+
 def test_where_no_host_was_reached_nothing_is_said_to_stand() -> None:
     lost = HostFacts("gpu01", Reach(ReachOutcome.TIMED_OUT), {})
     bundle = msgspec.structs.replace(test_hang.bundle(), hosts=(lost,), plan=Plan(stages=("job",)))
@@ -259,7 +271,7 @@ def left_by(
     looks = list(seen)
 
     def see(*_: object) -> Bundle | None:
-        found = looks.pop(0)
+        found = looks.pop(0) if looks else pytest.fail("one look too many")
         if isinstance(found, Exception):
             raise found
         if isinstance(found, int):
