@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -78,6 +78,21 @@ def _word(answer: Hang) -> str:
 def _tell_left(found: Left) -> None:
     for line in found.told:
         _hosts.say(line)
+
+
+def aside(argv: list[str], limit_s: float, cut: Callable[[], bool], **options: Any) -> bool:
+    """Run something of ours in a process of its own, which may hang or take memory without touching the job; ended where it
+    is cut short, or after the limit (then False)."""
+    child = children.spawn(argv, **options)
+    try:
+        until = time.monotonic() + limit_s
+        while child.poll() is None:
+            if cut() or time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return True
+    finally:
+        children.finish(child, 5.0)
 
 
 class Output(Protocol):
@@ -214,25 +229,11 @@ class Guard:
         told: list[str] = []
         saved = self._hostfile.with_name(name)
         hosts = () if self._following.local else ("--hosts", str(self._hostfile))
-        words = (
-            "hang",
-            *hosts,
-            *(self._following.ways or ()),
-            *options,
-            "--deadline",
-            f"{limit_s:g}",
-            "--save",
-            str(saved),
-        )
+        limits = ("--deadline", f"{limit_s:g}", "--save", str(saved))
+        words = _hosts.ourselves("main()", "hang", *hosts, *(self._following.ways or ()), *options, *limits)
         try:
             with tempfile.TemporaryFile(dir=saved.parent) as log:
-                looking = children.spawn(_hosts.ourselves("main()", *words), stdout=log, stderr=log)
-                try:
-                    until = time.monotonic() + limit_s + LOOK_GRACE_S
-                    while looking.poll() is None and time.monotonic() < until and not cut():
-                        time.sleep(0.05)
-                finally:
-                    children.finish(looking)
+                aside(words, limit_s + LOOK_GRACE_S, cut, stdout=log, stderr=log)
                 if cut():
                     return None
                 log.seek(0)

@@ -24,7 +24,7 @@ import msgspec
 from nccl_doctor.agent import children
 from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.cli import _hosts
-from nccl_doctor.cli._guard import Following, Guard
+from nccl_doctor.cli._guard import Following, Guard, aside
 from nccl_doctor.cli._keep import Keep
 from nccl_doctor.cli._signals import TO_END, handled_by
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -309,26 +309,14 @@ def _explain(kept: _Kept, job: Ended) -> Ended:
         _hosts.say(f"{_exit(job.status)}: the job failed and printed nothing{lost}: there is nothing to explain")
         return job
     _hosts.say(f"{_exit(job.status)}: the job failed; its output{lost} says:")
-    ended: list[int] = []
-    started: list[subprocess.Popen[bytes]] = []
-
-    def end(number: int = 0, _: object = None) -> None:
-        ended.append(number)
-        for child in started:
-            children.kill_group(child.pid)
-
-    with handled_by(end, *TO_END):
-        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.directory)
-        started.append(child)
-        try:
-            child.wait(0.0 if ended else EXPLAIN_LIMIT_S)  # told to while it started: at once
-        except subprocess.TimeoutExpired:
-            ended.append(0)
-        children.finish(child, 5.0)
-    if ended:
-        why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"
+    told: list[int] = []
+    with handled_by(lambda number, _: told.append(number), *TO_END):
+        options = {"stdout": sys.stderr.fileno(), "cwd": kept.directory}
+        whole = aside(_explaining(files), EXPLAIN_LIMIT_S, lambda: bool(told), **options)
+    if not whole:
+        why = "told to end" if told else f"no end after {EXPLAIN_LIMIT_S:g} s"
         _hosts.say(f"{why}: the job's output is not explained")
-        return msgspec.structs.replace(job, told=bool(ended[0]))
+        return msgspec.structs.replace(job, told=bool(told))
     cause, title = _first_cause(kept.directory / "explanation.json")
     return msgspec.structs.replace(job, cause=cause, title=title)
 
