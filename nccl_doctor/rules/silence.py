@@ -58,12 +58,12 @@ def look(bundle: Bundle, command: Command) -> Look:
     started = [[command.started(rank.process) for rank in job.ranks.values()] for job in seen]
     surely = [job for job, known in zip(seen, started, strict=True) if True in known]
     own = surely or [job for job, known in zip(seen, started, strict=True) if False not in known]
-    if seen and not own:
-        told = f"no rank of this command was found, only of others: {_ids(seen)}"
-        return Look(msgspec.structs.replace(examine(bundle), verdict="not-known", sentence=told, jobs=(), ranks=()))
     if len(own) == 1:
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=own[0].id))
-    answer = examine(bundle)
+    answer = examine(bundle if own else _without_others(bundle, command))
+    if seen and answer.verdict == "no-job":
+        told = f"no rank of this command was found, only of others: {_ids(seen)}"
+        return Look(msgspec.structs.replace(answer, verdict="not-known", sentence=told))
     if len(own) > 1:
         told = f"{len(own)} jobs may be this command's: `nccl-doctor hang --job ID` looks at one ({_ids(own)})"
         return Look(msgspec.structs.replace(answer, sentence=told))
@@ -73,6 +73,22 @@ def look(bundle: Bundle, command: Command) -> Look:
     ranks = sorted(place.rank for place in first.places if place.rank is not None) if first else []
     key = (answer.verdict, *(job.id for job in own), first and (first.id, first.hosts), *ranks)
     return Look(answer, key, _keep_on(surely, ranks))
+
+
+def _without_others(bundle: Bundle, command: Command) -> Bundle:
+    """What was seen, without the processes that the command surely did not start: what is left is a torchrun that waits."""
+    hosts = []
+    for host in bundle.hosts:
+        probes = dict(host.probes)
+        if (result := probes.get(Job.PROBE)) and result.data:
+            processes = [
+                item
+                for item in result.data["processes"]
+                if command.started(msgspec.convert(item, Process)) is not False
+            ]
+            probes[Job.PROBE] = msgspec.structs.replace(result, data={**result.data, "processes": processes})
+        hosts.append(msgspec.structs.replace(host, probes=probes))
+    return msgspec.structs.replace(bundle, hosts=tuple(hosts))
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -111,6 +111,22 @@ def test_among_several_jobs_it_is_the_one_that_the_command_started() -> None:
         assert found.answer.verdict == "held" and found.answer.jobs[0].id == "gpu01:29500"
 
 
+def test_of_torchruns_that_wait_only_the_commands_own_are_told() -> None:
+    """Beside a job of others, and beside torchruns of others."""
+    waiting = test_hang.torchruns("nnodes=3 rdzv-endpoint=gpu01:29400")
+    (launcher,) = waiting.hosts[0].probes["job"].data["processes"]
+    for mark, verdict in (("m1", "stands"), ("", "stands"), ("m2", "no-job")):
+        launcher["environment"] = {MARK: mark} if mark else {}
+        found = seen(waiting, here=frozenset())
+        assert found.answer.verdict == verdict and (not found.key or found.keep_on)
+        beside = test_hang.bundle(*(marked(rank, "m2") for rank in range(4)))
+        beside.hosts[0].probes["job"].data["processes"].append(launcher)
+        found = seen(beside, here=frozenset())
+        assert found.answer.verdict == ("not-known" if mark == "m2" else "held"), found.answer.sentence
+        assert ("torchrun on gpu01 waits" in found.answer.sentence) == (mark != "m2")
+        assert not found.key or found.keep_on
+
+
 def test_a_number_of_a_process_that_started_at_another_time_is_another_process() -> None:
     assert not seen(two_jobs(), here=frozenset({(501, 77)})).key
 
