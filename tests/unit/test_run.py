@@ -737,7 +737,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
     ("words", "told"),
     [
         ("run -- no-such-program", "'no-such-program' is no program"),
-        ("run -- /etc/passwd", "'/etc/passwd' is no program: name what runs it (python FILE)"),
+        ("run -- /etc/passwd", "a script, behind --, needs its interpreter before it"),
         ("run --silence soon -- true", "--silence 'soon': expected a time such as 10m or 90s (0: off)"),
         ("run --silence 0 --on-hang end -- true", "--on-hang end needs to look"),
         ("run --on-hang kill -- true", "'kill' is not one of tell, end"),
