@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 LOOK_LIMIT_S = 120.0  # of a look at all hosts; what was seen until then is judged
 LOOK_GRACE_S = 15.0  # beyond it, for a look that does not keep its own limit
 END_GRACE_S = 60.0  # from SIGTERM to SIGKILL: torchrun gives its workers 30 s
-LEFT_LIMIT_S = 30.0  # of a look for what the job left running
 LEFT_WAIT_S = 30.0  # for its end: ranks whose peers are gone, or whose torchrun has told them to, end by themselves
 
 
@@ -172,38 +171,39 @@ class Guard:
             ago = duration(time.monotonic() - self._last_at)
             _hosts.say(f"the last look at it, {ago} before its end: {_word(self._last)}: {self.sentence}")
 
-    def left(self) -> Left:
-        """What of the job runs on though its command has ended, said; waited for a while. Nothing is done to it: who started
-        it there may still mean it to end by itself, and a process id of another host is no proof of what it is."""
+    def left(self) -> tuple[Left, bool]:
+        """What of the job runs on though its command has ended, said; waited for a while. And whether a signal told to end
+        meanwhile. Nothing is done to it: who started it there may still mean it to end by itself, and a process id of
+        another host is no proof of what it is."""
         from nccl_doctor.rules import silence
 
         local = self._following.local  # here its processes are known by their mark, and others start theirs
         if self._following.ways is None or (local and not bearing(self._mark)):
-            return silence.Left()
+            return silence.Left(), False
         told: list[int] = []
-        until, found, waits = time.monotonic() + LEFT_WAIT_S, silence.Left(unseen=self._hosts), False
+        until, found = 0.0, silence.Left(unseen=self._hosts)
         with handled_by(lambda number, _: told.append(number), *TO_END):
             while True:
                 try:
-                    seen = self._see("left.ndb", lambda: bool(told), LEFT_LIMIT_S, "--interval", "0.5")
+                    seen = self._see("left.ndb", lambda: bool(told), LOOK_LIMIT_S, "--interval", "0.5")
                     found = silence.left(seen, self._command(), doubtful=not local) if seen else found
                 except Exception as error:  # noqa: BLE001 - the exit code is the job's, whatever we fail at
                     _hosts.say(f"the look failed ({type(error).__name__}: {error})")
-                if not found.told or told or time.monotonic() > until:
+                if not found.told or told or 0.0 < until < time.monotonic():
                     break
-                if not waits:
+                if not until:
                     _tell_left(found)
                     _hosts.say(f"waiting up to {LEFT_WAIT_S:g} s for its end (Ctrl-C: no longer)")
-                waits = True
+                    until = time.monotonic() + LEFT_WAIT_S
                 time.sleep(1.0)
         _tell_left(found)
-        if waits and not found.told:
+        if until and not found.told:
             _hosts.say("it has ended")
         if found.unseen:
             _hosts.say(f"whether any rank still runs on {fold(found.unseen)} is not known: it could not be looked at")
         elif not found.told:
             self._hostfile.with_name("left.ndb").unlink(missing_ok=True)  # it says nothing
-        return found
+        return found, bool(told)
 
     def _command(self) -> Command:
         """What tells the job's processes from others', now."""

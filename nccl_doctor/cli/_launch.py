@@ -113,8 +113,8 @@ def launch(
             guard.recall()
             ended = _explain(kept, ended)
         if ended.status or ended.told:
-            left = guard.left()
-            ended = msgspec.structs.replace(ended, runs_on=bool(left.told), unseen=left.unseen)
+            left, told = guard.left()
+            ended = msgspec.structs.replace(ended, told=ended.told or told, runs_on=bool(left.told), unseen=left.unseen)
         if failed:
             keep.save(f"exit {ended.status}" + (": it hung, and --on-hang end ended it" if ended.hung else ""))
         if ended.hung:

@@ -359,7 +359,7 @@ def _attempts(
         to_end = ended.told or ended.status in _TOLD
         told = "it was told to end" if to_end else "it cannot be run" if ended.status == 127 else ""
         runs = "ranks of this attempt still run" if ended.runs_on else ""
-        if why := told or why_not(ended.cause, ended.title) or runs:
+        if why := runs or told or why_not(ended.cause, ended.title):
             _hosts.say(f"not started again: {why}")
             break
         _hosts.say(f"exit {ended.status}: looking at the hosts again, for attempt {attempt + 1} of {retries + 1}")

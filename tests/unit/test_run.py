@@ -281,7 +281,7 @@ def test_a_rank_that_outlives_its_command_is_named_and_waited_for(tmp_path: Path
 
 def left_by(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *seen: Bundle | Exception | int | None, local: bool = False
-) -> Left:
+) -> tuple[Left, bool]:
     """What a guard says of these looks, one after the other, at a job that bears the mark m1. A number: of a signal that comes
     meanwhile."""
     looks = list(seen)
@@ -308,28 +308,29 @@ def test_ranks_that_end_by_themselves_are_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     runs, over = test_hang.bundle(marked(0)), test_hang.bundle()
-    assert left_by(monkeypatch, tmp_path, runs, runs, over) == Left()
+    assert left_by(monkeypatch, tmp_path, runs, runs, over) == (Left(), False)
     told = capfd.readouterr().err
     assert told.count("rank 0 still runs on gpu01") == 1 and told.endswith("nccl-doctor: it has ended\n")
-    assert left_by(monkeypatch, tmp_path, over) == Left() and not capfd.readouterr().err
-    assert left_by(monkeypatch, tmp_path, runs, signal.SIGINT).told  # whoever is at the terminal has seen enough
+    assert left_by(monkeypatch, tmp_path, over) == (Left(), False) and not capfd.readouterr().err
+    found, told_to_end = left_by(monkeypatch, tmp_path, runs, signal.SIGINT)
+    assert found.told and told_to_end  # whoever is at the terminal has seen enough
     monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
-    assert left_by(monkeypatch, tmp_path, runs).told
+    assert left_by(monkeypatch, tmp_path, runs, runs)[0].told
 
 
 def test_what_could_not_be_looked_at_is_not_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for trouble in (None, RuntimeError("a defect")):
-        assert left_by(monkeypatch, tmp_path, trouble) == Left(unseen=("gpu01", "gpu02"))
+        assert left_by(monkeypatch, tmp_path, trouble) == (Left(unseen=("gpu01", "gpu02")), False)
         assert "whether any rank still runs on gpu[01-02] is not known" in capfd.readouterr().err
 
 
 def test_on_this_machine_what_others_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     beside = test_hang.bundle(test_hang.process(0))
-    assert left_by(monkeypatch, tmp_path, beside, local=True) == Left()
+    assert left_by(monkeypatch, tmp_path, beside, local=True) == (Left(), False)
     monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
-    assert left_by(monkeypatch, tmp_path, beside).told
+    assert left_by(monkeypatch, tmp_path, beside, beside)[0].told
 
 
 # -- the guard
