@@ -318,6 +318,14 @@ def test_ranks_that_end_by_themselves_are_waited_for(
     assert left_by(monkeypatch, tmp_path, runs, runs)[0].told
 
 
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("no-such-word", 127), ("exit 0", 0)])
+def test_it_is_looked_for_where_the_command_failed(script: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "left", lambda _: (Left(("rank 0 still runs",), ("b",)), True))
+    ended = _launch.launch(["sh", "-c", script], (), HERE, ("a",), Following())
+    assert ended.status == status
+    assert (ended.told, ended.runs_on, ended.unseen) == ((True, True, ("b",)) if status else (False, False, ()))
+
+
 def test_what_could_not_be_looked_at_is_not_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
