@@ -117,6 +117,16 @@ def connect_target(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def memory_offered_to_nobody(case: Case) -> Iterable[Candidate]:
+    """Transfers of KV caches fail, and a transfer engine had offered its memory under an address that exists only inside its host."""
+    odd = [hit for hit in case.hits("mooncake-name") if is_local_only(hit.groups["address"])]
+    failed = case.hits("kv-transfer-failed", "kv-peer-lost", "mooncake-handshake", "mooncake-transfer")
+    if odd and failed:
+        title = f"a transfer engine offers its memory under {odd[0].groups['address']}, an address that exists only inside its host"
+        yield Candidate("net.wrong-interface", 0.8, title, [*odd, *failed[:3]], ranks_of(odd))
+
+
+@diagnosis
 def first_attempt_failed(case: Case) -> Iterable[Candidate]:
     """NCCL 2.12 to 2.23 calls connect() again on a socket whose first attempt failed, and the system answers ECONNABORTED
     ('Software caused connection abort'): whether the peer had refused or nobody had answered is lost."""

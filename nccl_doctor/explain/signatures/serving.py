@@ -216,6 +216,11 @@ says(
 )
 
 says(
+    "mooncake-name",
+    "Transfer Engine parseHostNameWithPort. server_name: {address:word} port: ",
+    why="The address under which Mooncake's transfer engine offers this host's memory to its peers.",
+)
+says(
     "mooncake-transfer",
     "Failed to complete transfers after {seconds:int} seconds for batch",
     "] Transfer failed for task{task:int}",

@@ -481,6 +481,7 @@ says(
 )
 
 # --- nodes
+_BEFORE = re.compile(r"\b(?:last|previous|earlier|prior)\b[\w ]{0,20}\b(?:attempt|run)\b")  # what became of another job
 _TOLERATED = re.compile(r"Tolerations:|op=Exists|:NoExecute for \d")  # what a pod would bear, not what happened
 says(
     "node-failure",
@@ -518,7 +519,9 @@ says(
     strength=0.95,
     title="a host died or was declared dead",
     why="The scheduler or the kernel says that a host went away.",
-    where=lambda groups, line: "Machine check events logged" not in line and not _TOLERATED.search(line),
+    where=lambda groups, line: (
+        not ("Machine check events logged" in line or _TOLERATED.search(line) or _BEFORE.search(line))
+    ),
 )
 says(
     "node-died",
