@@ -32,10 +32,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import paired  # noqa: E402
 
 from nccl_doctor.agent.collective import launch  # noqa: E402
-from nccl_doctor.bench.estimate import Question, Range, Step, estimate  # noqa: E402
+from nccl_doctor.bench.estimate import Question, Step, estimate  # noqa: E402
 from nccl_doctor.bench.outcome import FitOf, Outcome, read  # noqa: E402
 from nccl_doctor.bench.parallelism import Model, volumes, ways  # noqa: E402
-from nccl_doctor.bench.rates import Machines  # noqa: E402
+from nccl_doctor.bench.rates import Machines, Range  # noqa: E402
 from nccl_doctor.bench.sizes import parse_sizes  # noqa: E402
 from nccl_doctor.bench.statistics import fit  # noqa: E402
 

@@ -16,26 +16,28 @@ from nccl_doctor.bench.statistics import Fit
 POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
 
+class Range(msgspec.Struct, frozen=True):
+    """From the lowest to the highest that it can be."""
+
+    low: float
+    high: float
+
+
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``time = calls * latency + bytes sent / busbw``, each as a range. Bandwidths GB/s (1e9), latency microseconds.
+    """``time = calls * latency + bytes sent / busbw``. Bandwidth GB/s (1e9), latency microseconds.
 
     ``beyond`` says, in words, in what the figures are used for another case than they were measured in.
     """
 
-    busbw_low: float
-    busbw_high: float
-    latency_low_us: float
-    latency_high_us: float
+    busbw: Range
+    latency_us: Range
     source: str
     beyond: tuple[str, ...] = ()
 
-
-class NoRate(msgspec.Struct, frozen=True):
-    """Nothing says how fast a collective is: on what, and why the runs that there are do not."""
-
-    collective: str
-    where: str
-    misfits: tuple[str, ...] = ()
+    def seconds(self, calls: int, sent_bytes: float, best: bool, faster: float = 1.0) -> float:
+        """Of so many calls; with a bus bandwidth ``faster`` times as high."""
+        latency_us, busbw = (self.latency_us.low, self.busbw.high) if best else (self.latency_us.high, self.busbw.low)
+        return calls * latency_us / 1e6 + sent_bytes / (busbw * 1e9 * faster)
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -58,24 +60,10 @@ class Machines(msgspec.Struct, frozen=True):
         return math.ceil(gpus / self.gpus_per_host)
 
 
-def rate(machines: Machines, collective: str, gpus: int, call_bytes: float) -> Rate | NoRate:
-    """The best figures there are for calls of ``call_bytes`` on ``gpus`` GPUs (two or more)."""
+def rate(machines: Machines, collective: str, gpus: int, call_bytes: float) -> Rate | tuple[str, ...]:
+    """The best figures there are for calls of ``call_bytes`` on ``gpus`` GPUs (two or more): those of the run whose number of
+    ranks is nearest, else the user's. Where there are none: why the runs that there are do not fit."""
     hosts = machines.hosts(gpus)
-    found, misfits = _of_runs(machines, collective, gpus, hosts, call_bytes)
-    if found is not None:
-        return found
-    busbw = machines.figures.in_host if hosts == 1 else machines.figures.across
-    if busbw is not None:
-        latency = machines.figures.latency_us
-        return Rate(busbw, busbw, latency, latency, "--busbw" if hosts > 1 else "--busbw-in-host")
-    where = "on one host" if hosts == 1 else f"across hosts with {machines.gpus_per_host} GPUs each"
-    return NoRate(collective, where, tuple(misfits))
-
-
-def _of_runs(
-    machines: Machines, collective: str, gpus: int, hosts: int, call_bytes: float
-) -> tuple[Rate | None, list[str]]:
-    """The rate by the run whose number of ranks is nearest, and why other runs do not fit."""
     misfits, found = [], []
     for name, run in machines.runs:
         line = _line(run, collective)
@@ -88,10 +76,15 @@ def _of_runs(
             misfits.append(f"{name}: latency + size / bandwidth is {line.error * 100:.0f} % off for {collective}")
         else:
             found.append((abs(math.log(run.world.size / gpus)), name, run, line))
-    if not found:
-        return None, misfits
-    _, name, run, line = min(found, key=lambda item: item[:2])
-    return _scaled(name, run, line, collective, gpus, hosts, call_bytes), misfits
+    if found:
+        _, name, run, line = min(found, key=lambda item: item[:2])
+        return _scaled(name, run, line, collective, gpus, hosts, call_bytes)
+    figures = machines.figures
+    busbw = figures.in_host if hosts == 1 else figures.across
+    if busbw is None:
+        return tuple(misfits)
+    latency = Range(figures.latency_us, figures.latency_us)
+    return Rate(Range(busbw, busbw), latency, "--busbw" if hosts > 1 else "--busbw-in-host")
 
 
 def _world(run: Outcome) -> str:
@@ -119,34 +112,25 @@ def _scaled(name: str, run: Outcome, line: Fit, collective: str, gpus: int, host
     hops = (gpus - 1) / (ranks - 1)
     off = 1.0 + line.error
     sizes = [item.size for item in run.results.measurements if item.collective == collective]
-    beyond = []
-    if gpus != ranks:
-        beyond.append(f"measured on {ranks} ranks")
-    if not min(sizes) <= call_bytes <= max(sizes):
-        beyond.append(f"measured with calls of {format_size(min(sizes))} to {format_size(max(sizes))}")
-    if run.world.backend != "nccl":
-        beyond.append(f"over {run.world.backend}, and GPUs use NCCL")
-    if not run.path.proved:
-        beyond.append("the path of that run is not proved")
-    if not run.complete:
-        beyond.append("that run did not complete")
-    low_us, high_us = _latency(line, call_bytes, min(sizes))
+    spans = f"{format_size(min(sizes))} to {format_size(max(sizes))}"
+    unlike = {
+        f"measured on {ranks} ranks": gpus != ranks,
+        f"measured with calls of {spans}": not min(sizes) <= call_bytes <= max(sizes),
+        f"over {run.world.backend}, and GPUs use NCCL": run.world.backend != "nccl",
+        "the path of that run is not proved": not run.path.proved,
+        "that run did not complete": not run.complete,
+    }
+    low_us = high_us = line.alpha_us
+    if call_bytes < min(
+        sizes
+    ):  # no proof down there: it takes no less than its bytes, and no more than one of that size
+        low_us, high_us = 0.0, line.alpha_us + (min(sizes) - call_bytes) / line.beta_gbs / 1e3
     return Rate(
-        busbw * min(1.0, ratio) / off,
-        busbw * max(1.0, ratio) * off,
-        low_us * min(1.0, hops) / off,
-        high_us * max(1.0, hops) * off,
+        Range(busbw * min(1.0, ratio) / off, busbw * max(1.0, ratio) * off),
+        Range(low_us * min(1.0, hops) / off, high_us * max(1.0, hops) * off),
         f"{name} ({_world(run)}, {run.created[:10]})",
-        tuple(beyond),
+        tuple(words for words, holds in unlike.items() if holds),
     )
-
-
-def _latency(line: Fit, call_bytes: float, smallest: int) -> tuple[float, float]:
-    """What a call costs beside its bytes, microseconds. Below the smallest size measured the fit's constant is no proof:
-    a call takes no less than its bytes, and no more than one of that size."""
-    if call_bytes >= smallest:
-        return line.alpha_us, line.alpha_us
-    return 0.0, line.alpha_us + (smallest - call_bytes) / line.beta_gbs / 1e3
 
 
 def _crossing(ranks: int, hosts: int) -> float:

@@ -1,4 +1,5 @@
-"""The hang guard: a job that has printed nothing for a while is looked at, as ``hang`` does, again and again."""
+"""The hang guard: a job that has printed nothing for a while is looked at, as ``hang`` does, again and again; and what it
+left running when it has ended."""
 
 from __future__ import annotations
 
@@ -8,36 +9,43 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.job.processes import bearing, stat_fields
 from nccl_doctor.cli import _hosts
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._signals import TO_END, handled_by
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.facts.model import Bundle
     from nccl_doctor.rules.hang import Hang
-    from nccl_doctor.rules.silence import Look
+    from nccl_doctor.rules.silence import Command, Left, Look
     from nccl_doctor.transport.base import ConnectOptions
 
 LOOK_LIMIT_S = 120.0  # of a look at all hosts; what was seen until then is judged
 LOOK_GRACE_S = 15.0  # beyond it, for a look that does not keep its own limit
 END_GRACE_S = 60.0  # from SIGTERM to SIGKILL: torchrun gives its workers 30 s
+LEFT_WAIT_S = 30.0  # for its end: ranks whose peers are gone, or whose torchrun has told them to, end by themselves
 
 
 class Following(msgspec.Struct, frozen=True):
     """How a command is followed. ``silence_s`` 0: it is never looked at; ``end``: ended where it surely stands.
 
-    ``ways`` are the options of ``hang`` that say how its hosts are reached; ``local``: there are none but this machine.
+    ``ways`` are the options of ``hang`` that say how its hosts are reached (None: no way is known); ``local``: there are none
+    but this machine.
     """
 
     silence_s: float = 0.0
     end: bool = False
     keep: Path | None = None
-    ways: tuple[str, ...] = ()
+    ways: tuple[str, ...] | None = None
     local: bool = False
 
 
@@ -49,7 +57,7 @@ def following(silence: str, on_hang: str, keep: Path | None, connect: ConnectOpt
         _hosts.stop("--on-hang end needs to look: leave out --silence 0")
     if keep is not None:
         _hosts.check_directory(keep, "--keep")
-    ways = () if connect is None else _ways(connect)
+    ways = None if connect is None else _ways(connect)
     local = connect is not None and connect.transport == "local"
     return Following(silence_s, on_hang == "end", keep and keep.absolute(), ways, local)
 
@@ -66,6 +74,26 @@ def _word(answer: Hang) -> str:
     return answer.verdict.upper().replace("-", " ")
 
 
+def _tell_left(found: Left) -> None:
+    for line in found.told:
+        _hosts.say(line)
+
+
+def aside(argv: list[str], limit_s: float, cut: Callable[[], bool], **options: Any) -> bool:
+    """Run something of ours in a process of its own, which may hang or take memory without touching the job; ended where it
+    is cut short, or after the limit (then False)."""
+    child = children.spawn(argv, **options)
+    try:
+        until = time.monotonic() + limit_s
+        while child.poll() is None:
+            if cut() or time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return True
+    finally:
+        children.finish(child, 5.0)
+
+
 class Output(Protocol):
     """What the guard asks of the job's output."""
 
@@ -77,11 +105,16 @@ class Output(Protocol):
 
 class Guard:
     """Looks at a silent job; tells what it sees on stderr, and ends the job only where that was asked for and two looks
-    say the same."""
+    say the same. ``mark`` is in the environment of all that the job starts and hands its environment to."""
 
-    def __init__(self, following: Following, hostfile: Path, output: Output, keep: Keep) -> None:
+    def __init__(
+        self, following: Following, hostfile: Path, hosts: tuple[str, ...], mark: str, output: Output, keep: Keep
+    ) -> None:
         self._following = following
         self._hostfile = hostfile
+        self._hosts = hosts
+        self._mark = mark
+        self._here: set[tuple[int, int]] = set()
         self._output = output
         self._keep = keep
         self._looks = 0
@@ -97,6 +130,8 @@ class Guard:
         """
         from nccl_doctor.rules.units import duration
 
+        if not self._following.silence_s:
+            return None
         heard, due, before = self._output.heard, self._following.silence_s, None
         while not over.wait(max(0.05, due - self._output.silent_s())):
             if self._output.heard != heard:
@@ -107,7 +142,7 @@ class Guard:
             _hosts.say(f"the job has printed nothing for {duration(silent)}: looking at it")
             next_look = f"looking again after {duration(due)} of silence"
             try:
-                found = self._look(job, over, heard)
+                found = self._look(over, heard)
                 if found is None:
                     continue
                 same = bool(found.key) and before is not None and found.key == before.key
@@ -136,36 +171,77 @@ class Guard:
             ago = duration(time.monotonic() - self._last_at)
             _hosts.say(f"the last look at it, {ago} before its end: {_word(self._last)}: {self.sentence}")
 
-    def _look(self, job: subprocess.Popen[bytes], over: threading.Event, heard: float) -> Look | None:
+    def left(self) -> tuple[Left, bool]:
+        """What of the job runs on though its command has ended, said; waited for a while. And whether a signal told to end
+        meanwhile. Nothing is done to it: who started it there may still mean it to end by itself, and a process id of
+        another host is no proof of what it is."""
+        from nccl_doctor.rules import silence
+
+        local = self._following.local  # here its processes are known by their mark, and others start theirs
+        if self._following.ways is None or (local and not bearing(self._mark)):
+            return silence.Left(), False
+        told: list[int] = []
+        until, found = 0.0, silence.Left(unseen=self._hosts)
+        with handled_by(lambda number, _: told.append(number), *TO_END):
+            while True:
+                try:
+                    seen = self._see("left.ndb", lambda: bool(told), LOOK_LIMIT_S, "--interval", "0.5")
+                    found = silence.left(seen, self._command(), doubtful=not local) if seen else found
+                except Exception as error:  # noqa: BLE001 - the exit code is the job's, whatever we fail at
+                    _hosts.say(f"the look failed ({type(error).__name__}: {error})")
+                if not found.told or told or 0.0 < until < time.monotonic():
+                    break
+                if not until:
+                    _tell_left(found)
+                    _hosts.say(f"waiting up to {LEFT_WAIT_S:g} s for its end (Ctrl-C: no longer)")
+                    until = time.monotonic() + LEFT_WAIT_S
+                time.sleep(1.0)
+        _tell_left(found)
+        if until and not found.told:
+            _hosts.say("it has ended")
+        if found.unseen:
+            _hosts.say(f"whether any rank still runs on {fold(found.unseen)} is not known: it could not be looked at")
+        elif not found.told:
+            self._hostfile.with_name("left.ndb").unlink(missing_ok=True)  # it says nothing
+        return found, bool(told)
+
+    def _command(self) -> Command:
+        """What tells the job's processes from others', now."""
+        from nccl_doctor.rules.silence import Command
+
+        for pid in children.descendants(os.getpid()):
+            if fields := stat_fields(pid):
+                self._here.add((pid, int(fields[19])))
+        return Command(self._mark, time.monotonic() - self._started, frozenset(self._here))
+
+    def _look(self, over: threading.Event, heard: float) -> Look | None:
         """What a look says; None where it was cut short, by the job's end or its going on."""
-        from nccl_doctor.facts import bundle as bundles
         from nccl_doctor.rules.silence import look
 
         self._looks += 1
+        seen = self._see(f"hang-{self._looks}.ndb", lambda: over.is_set() or self._output.heard != heard, LOOK_LIMIT_S)
+        return look(seen, self._command()) if seen else None
+
+    def _see(self, name: str, cut: Callable[[], bool], limit_s: float, *options: str) -> Bundle | None:
+        """The job's hosts as ``hang`` sees them, kept as ``name``; None where it was cut short, or (said) gave no answer."""
+        from nccl_doctor.facts import bundle as bundles
+
         told: list[str] = []
-        saved = self._hostfile.with_name(f"hang-{self._looks}.ndb")
+        saved = self._hostfile.with_name(name)
         hosts = () if self._following.local else ("--hosts", str(self._hostfile))
-        words = ("hang", *hosts, *self._following.ways, "--deadline", f"{LOOK_LIMIT_S:g}", "--save", str(saved))
+        limits = ("--deadline", f"{limit_s:g}", "--save", str(saved))
+        words = _hosts.ourselves("main()", "hang", *hosts, *(self._following.ways or ()), *options, *limits)
         try:
             with tempfile.TemporaryFile(dir=saved.parent) as log:
-                looking = children.spawn(_hosts.ourselves("main()", *words), stdout=log, stderr=log)
-                try:
-                    until = time.monotonic() + LOOK_LIMIT_S + LOOK_GRACE_S
-                    while looking.poll() is None and time.monotonic() < until and self._output.heard == heard:
-                        if over.wait(0.1):
-                            break
-                finally:
-                    children.finish(looking)
-                if over.is_set() or self._output.heard != heard:
+                aside(words, limit_s + LOOK_GRACE_S, cut, stdout=log, stderr=log)
+                if cut():
                     return None
                 log.seek(0)
                 told = log.read().decode(errors="replace").strip().splitlines()
-            bundle = bundles.read(saved)
+            return bundles.read(saved)
         except (OSError, bundles.BundleError) as error:
             _hosts.say(f"the look gave no answer: {told[-1] if told else error}")
             return None
-        own = {job.pid, *children.descendants(job.pid)} if self._following.local else ()
-        return look(bundle, time.monotonic() - self._started, own)
 
     def _tell(self, found: Look, same: bool, next_look: str) -> None:
         """The answer in full where it is a new one that names somebody, else in a line; and what comes next, if anything."""

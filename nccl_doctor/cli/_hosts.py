@@ -251,10 +251,11 @@ def nothing_is_measured(context: typer.Context, why: str) -> None:
 
 def check_program(command: Sequence[str]) -> None:
     """Stop where a command cannot be run, before anything else is done."""
-    if "{" not in command[0] and not shutil.which(command[0]):
-        stop(
-            f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS; a command, behind --, must be in PATH"
-        )
+    if "{" in command[0] or shutil.which(command[0]):
+        return
+    needs = "a script, behind --, needs its interpreter before it" if Path(command[0]).is_file() else ""
+    needs = needs or "a command, behind --, must be in PATH"
+    stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS; {needs}")
 
 
 def read_saved(context: typer.Context, path: Path, *, of: str = "check") -> Bundle:

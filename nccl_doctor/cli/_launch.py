@@ -15,16 +15,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.cli import _hosts
-from nccl_doctor.cli._guard import Following, Guard
+from nccl_doctor.cli._guard import Following, Guard, aside
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._signals import TO_END, handled_by
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
 
@@ -34,16 +36,18 @@ if TYPE_CHECKING:
     from nccl_doctor.inventory import Inventory
 
 KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
+TAIL_BYTES = 1 << 20  # of it that stays where a full disk makes it begin anew
 LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
+CANNOT_RUN = 127  # as of a shell
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
-_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TO_PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)  # Slurm's --signal before a time limit: the job's business
 
 
 class Ended(msgspec.Struct, frozen=True):
     """How a job ended. ``told``: by a signal that this process got; ``hung``: ended because it stood.
 
-    ``cause`` and ``title`` are those of the first cause that was found in its output; empty where none was.
+    ``cause`` and ``title`` are those of the first cause that was found in its output; empty where none was. ``runs_on``: some
+    of its ranks do; ``unseen``: hosts of which that is not known.
     """
 
     status: int
@@ -51,6 +55,8 @@ class Ended(msgspec.Struct, frozen=True):
     hung: bool = False
     cause: str = ""
     title: str = ""
+    runs_on: bool = False
+    unseen: tuple[str, ...] = ()
 
 
 def launch(
@@ -64,8 +70,8 @@ def launch(
     """Run the command; its exit status (128 + signal where it was killed by one), or 127 where it cannot be run.
 
     The job finds the chosen hosts in NCCL_DOCTOR_HOSTS (comma list), NCCL_DOCTOR_HOSTFILE (the input's own format) and
-    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them. ``preflight`` is what
-    chose the hosts, kept with what the job leaves.
+    NCCL_DOCTOR_NNODES; in COMMAND the words {hosts}, {hostfile} and {nnodes} stand for them. By NCCL_DOCTOR_RUN its ranks are
+    known. ``preflight`` is what chose the hosts, kept with what the job leaves.
     """
     from nccl_doctor.facts.bundle import to_bytes
     from nccl_doctor.inventory import render
@@ -83,6 +89,7 @@ def launch(
         environment = dict(os.environ)
         for name, value in words.items():
             environment[f"NCCL_DOCTOR_{name.upper()}"] = value
+        environment[MARK] = hostfile.parent.name  # a new one each time, and no other machine's
         for item in advice:
             if item.hosts and not set(item.hosts) & set(chosen):
                 continue  # of hosts on which the job does not run: on the others it may name what they have not
@@ -97,16 +104,20 @@ def launch(
         if preflight is not None:
             _hosts.say(f"go: {shlex.join(argv)}")
             keep.add("preflight.ndb", lambda: to_bytes(preflight))
-        guard = Guard(following, hostfile, kept, keep) if following.silence_s else None
+        guard = Guard(following, hostfile, chosen, environment[MARK], kept, keep)
         ended = _pass_through(argv, environment, kept, guard)
-        failed = ended.status not in (0, 127, 130) and not ended.told
+        if ended is None:
+            return Ended(CANNOT_RUN)
+        failed = ended.status not in (0, 130) and not ended.told
         if failed and not ended.hung:
-            if guard:
-                guard.recall()
+            guard.recall()
             ended = _explain(kept, ended)
+        if ended.status or ended.told:
+            left, told = guard.left()
+            ended = msgspec.structs.replace(ended, told=ended.told or told, runs_on=bool(left.told), unseen=left.unseen)
         if failed:
             keep.save(f"exit {ended.status}" + (": it hung, and --on-hang end ended it" if ended.hung else ""))
-        if guard and ended.hung:
+        if ended.hung:
             where = f"; kept in {keep.target}" if keep.target else ""
             _hosts.say(f"the job hung: {guard.sentence}; ended, exit {ended.status}{where}")
         return ended
@@ -118,27 +129,41 @@ class _Kept:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.older, self.newer = (
-            directory / "job-output-before",
-            directory / "job-output",
-        )  # no number: it would be a rank
+        names = ("job-output-before", "job-output")  # no number: it would be a rank
+        self.older, self.newer = (directory / name for name in names)
         self.heard = time.monotonic()
         self.lost = ""  # why not all of it is there
-        self._stream = self.newer.open("wb", buffering=0)  # a kill -9 of this process loses nothing
+        self._half = KEPT_BYTES // 2
+        self._stream = self.newer.open("wb+", buffering=0)  # a kill -9 of this process loses nothing
         self._lock = threading.Lock()
         self._handing_on = 0
 
     def write(self, block: bytes) -> None:
-        """Append; a full disk loses the copy, never the job's own output."""
+        """Append. A full disk loses the beginning of the copy, never the job's own output."""
         with self._lock:
             try:
-                if self._stream.tell() > KEPT_BYTES // 2:
+                if self._stream.tell() > self._half:
                     self._stream.close()
                     self.newer.replace(self.older)
-                    self._stream = self.newer.open("wb", buffering=0)
-                _write_all(self._stream.fileno(), block)
+                    self._stream = self.newer.open("wb+", buffering=0)
+                self._append(block)
             except (OSError, ValueError) as error:
                 self.lost = getattr(error, "strerror", "") or str(error)
+
+    def _append(self, block: bytes) -> None:
+        file, size = self._stream.fileno(), self._stream.tell()
+        try:
+            _write_all(file, block)
+        except OSError:
+            with contextlib.suppress(OSError):
+                there = size + (self.older.stat().st_size if self.older.exists() else 0)
+                self._half = max(there // 3, TAIL_BYTES)  # what it took has to do from now on, with some room
+                tail = min(size, TAIL_BYTES)
+                end = os.pread(file, tail, size - tail)
+                self.older.unlink(missing_ok=True)
+                self._stream.truncate(self._stream.seek(0))
+                _write_all(file, end + block)
+            raise
 
     @contextlib.contextmanager
     def handing_on(self) -> Iterator[None]:
@@ -168,8 +193,11 @@ def _filled(word: str, words: dict[str, str]) -> str:
     return word
 
 
-def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None) -> Ended:
-    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job."""
+def _pass_through(
+    argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None
+) -> Ended | None:
+    """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job. None: it cannot
+    be run, which is said."""
     told: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -180,9 +208,9 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
                 child.send_signal(number)
 
     def to_end() -> bool:
-        return bool(set(told) & set(_TO_END))
+        return bool(set(told) & set(TO_END))
 
-    with _handled_by(pass_on, *_TO_END, *_TO_PASS_ON):
+    with handled_by(pass_on, *TO_END, *_TO_PASS_ON):
         try:
             # A kill -9 of this process, which reads the job's output, tells the job to end: it could print no more.
             orphaned = children.die_with_parent(os.getpid(), signal.SIGTERM)
@@ -195,8 +223,8 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
                 argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=between_fork_and_exec
             )
         except OSError as error:
-            _hosts.say(f"{argv[0]}: {error.strerror or error}")
-            return Ended(127)
+            _hosts.say(f"{argv[0]}: {error.strerror or error} (it, or what its first line names)")
+            return None
         started.append(child)
         for number in tuple(told):  # came while it started
             child.send_signal(number)
@@ -226,19 +254,6 @@ def _pass_through(argv: list[str], environment: dict[str, str], kept: _Kept, gua
 def _tell_end(child: subprocess.Popen[bytes], over: threading.Event) -> None:
     children.wait_unreaped(child, None)
     over.set()
-
-
-@contextlib.contextmanager
-def _handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
-    """These signals are the handler's business. What is ignored (SIGHUP under nohup) stays so, for the job as well."""
-    previous = {
-        number: signal.signal(number, handler) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
 
 
 def _at_terminal() -> bool:
@@ -280,34 +295,28 @@ def _write_all(sink: int, block: bytes) -> None:
             select.select([], [sink], [])
 
 
+def _exit(status: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"exit {status} ({signal.Signals(status - 128).name})"
+    return f"exit {status}"
+
+
 def _explain(kept: _Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     lost = f" (as far as {kept.directory.parent} took it: {kept.lost})" if kept.lost else ""
     if not files:
-        _hosts.say(f"the job failed and printed nothing{lost}: there is nothing to explain")
+        _hosts.say(f"{_exit(job.status)}: the job failed and printed nothing{lost}: there is nothing to explain")
         return job
-    _hosts.say(f"the job failed; its output{lost} says:")
-    ended: list[int] = []
-    started: list[subprocess.Popen[bytes]] = []
-
-    def end(number: int = 0, _: object = None) -> None:
-        ended.append(number)
-        for child in started:
-            children.kill_group(child.pid)
-
-    with _handled_by(end, *_TO_END):
-        child = children.spawn(_explaining(files), stdout=sys.stderr.fileno(), cwd=kept.directory)
-        started.append(child)
-        try:
-            child.wait(0.0 if ended else EXPLAIN_LIMIT_S)  # told to while it started: at once
-        except subprocess.TimeoutExpired:
-            ended.append(0)
-        children.finish(child, 5.0)
-    if ended:
-        why = "told to end" if ended[0] else f"no end after {EXPLAIN_LIMIT_S:g} s"
+    _hosts.say(f"{_exit(job.status)}: the job failed; its output{lost} says:")
+    told: list[int] = []
+    with handled_by(lambda number, _: told.append(number), *TO_END):
+        options = {"stdout": sys.stderr.fileno(), "cwd": kept.directory}
+        whole = aside(_explaining(files), EXPLAIN_LIMIT_S, lambda: bool(told), **options)
+    if not whole:
+        why = "told to end" if told else f"no end after {EXPLAIN_LIMIT_S:g} s"
         _hosts.say(f"{why}: the job's output is not explained")
-        return msgspec.structs.replace(job, told=bool(ended[0]))
+        return msgspec.structs.replace(job, told=bool(told))
     cause, title = _first_cause(kept.directory / "explanation.json")
     return msgspec.structs.replace(job, cause=cause, title=title)
 

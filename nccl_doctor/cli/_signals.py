@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 
+TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _told: list[str] = []
 
 
@@ -37,3 +40,16 @@ def end_like_ctrl_c() -> None:
 def interrupted_by() -> str:
     """``Ctrl-C``, or the signal that came in its place."""
     return f"interrupted by {_told[0] if _told else 'Ctrl-C'}"
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
+    """These signals are the handler's business. What is ignored (SIGHUP under nohup) stays so, for a job as well."""
+    previous = {
+        number: signal.signal(number, handler) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)

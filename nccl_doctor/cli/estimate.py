@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nccl_doctor.bench.parallelism import Model, Way
     from nccl_doctor.bench.rates import Figures
 
-_COUNT = "[1-9][0-9]{0,6}"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -34,15 +33,17 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
     ),
 )
 def estimate(
-    parallelism: Annotated[str, typer.Argument(metavar="WAY", help="ddp, fsdp, or DeepSpeed's zero1, zero2, zero3.")],
-    params: Annotated[str, typer.Option(metavar="N", help="Parameters that are trained, such as 7B or 350M.")],
+    parallelism: Annotated[
+        str, typer.Argument(metavar="WAY", help="ddp, fsdp, or DeepSpeed's zero1, zero2, zero3.", show_default=False)
+    ] = "",
+    params: Annotated[str, typer.Option(metavar="N", help="Parameters that are trained, such as 7B or 350M.")] = "",
     dtype: Annotated[
         str,
         typer.Option(
             metavar="TYPE", help="As sent: float32, bfloat16, float16, float64. DDP under autocast sends float32."
         ),
-    ],
-    gpus: Annotated[str, typer.Option(metavar="N,N,...", help="For how many GPUs, one rank each: 8,16,32.")],
+    ] = "",
+    gpus: Annotated[str, typer.Option(metavar="N,N,...", help="For how many GPUs, one rank each: 8,16,32.")] = "",
     gpus_per_host: Annotated[
         int, typer.Option(metavar="N", show_default=False, min=0, help="GPUs of a host [default: as in the runs].")
     ] = 0,
@@ -96,14 +97,24 @@ def estimate(
     """
     from nccl_doctor.bench import estimate as estimates
     from nccl_doctor.bench.model import full_dtype
+    from nccl_doctor.bench.parallelism import ways
     from nccl_doctor.bench.rates import Machines, common_gpus_per_host
 
-    way = _way(parallelism)
-    model = _model(way, params, full_dtype(dtype), full_dtype(grad_dtype or dtype), accumulate, layers)
+    way = _way(parallelism) if parallelism else None
     runs = tuple((str(path), _run(path)) for path in from_ or [])
     per_host = gpus_per_host or common_gpus_per_host(runs)
-    if not per_host:
-        _hosts.stop("--gpus-per-host N is needed: how many GPUs a host has decides which link they use")
+    needed = {
+        f"WAY ({', '.join(ways())})": parallelism,
+        "--params N": params,
+        "--dtype TYPE": dtype,
+        "--gpus N,N,...": gpus,
+        "--gpus-per-host N (it decides which link they use)": per_host,
+        "--layers N (how many modules are gathered, one at a time)": layers or way is None or not way.by_layer,
+    }
+    if missing := [words for words, given in needed.items() if not given]:
+        _hosts.stop(f"estimate needs {', '.join(missing)}")
+    assert way
+    model = _model(way, params, full_dtype(dtype), full_dtype(grad_dtype or dtype), accumulate, layers)
     figures = _figures(busbw_in_host, busbw, latency)
     steps = _steps(step or [], per_host)
     rows = {*_gpus(gpus, per_host), *(item.gpus for item in steps[1:])}  # the others are there to be compared
@@ -154,8 +165,6 @@ def _model(way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, 
     count = round(float(match.group(1)) * _DECIMAL[match.group(2).upper()]) if match else 0
     if not 1 <= count <= 10**15:
         _hosts.stop(f"--params {params!r}: expected a number of parameters, such as 7B, 350M or 124439808")
-    if way.by_layer and not layers:
-        _hosts.stop(f"{way.way} gathers a module at a time: give --layers N, how many there are")
     if layers and not way.by_layer:
         _hosts.stop(f"{way.way} sends buckets: --layers would change nothing")
     if layers > count:
@@ -197,35 +206,28 @@ def _seconds(option: str, text: str) -> float:
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
-def _gpus(text: str, per_host: int) -> tuple[int, ...]:
-    found = set()
-    for part in text.split(","):
-        if not re.fullmatch(_COUNT, part.strip(), re.ASCII):
-            _hosts.stop(f"--gpus {text!r}: expected numbers with commas, such as 8,16,32")
-        found.add(_whole_hosts("--gpus", int(part), per_host))
-    return tuple(sorted(found))
+def _gpus(text: str, per_host: int) -> list[int]:
+    said, expected = f"--gpus {text!r}", "numbers with commas, such as 8,16,32"
+    return [_count(said, part, expected, per_host) for part in text.split(",")]
 
 
 def _steps(texts: list[str], per_host: int) -> tuple[Step, ...]:
-    found = tuple(_step(text, per_host) for text in texts)
-    if len({item.gpus for item in found}) < len(found):
-        _hosts.stop("--step: two steps of the same number of GPUs; give one")
-    return found
-
-
-def _step(text: str, per_host: int) -> Step:
     from nccl_doctor.bench.estimate import Step
 
-    time, _, gpus = text.partition("@")
-    if not re.fullmatch(_COUNT, gpus.strip(), re.ASCII):
-        _hosts.stop(f"--step {text!r}: expected TIME@GPUS, such as 850ms@8")
-    seconds = _seconds("--step", time)
-    if not seconds:
-        _hosts.stop(f"--step {text!r}: a step takes more than no time")
-    return Step(seconds, _whole_hosts("--step", int(gpus), per_host))
+    found = []
+    for text in texts:
+        time, _, gpus = text.partition("@")
+        seconds = _seconds("--step", time) or _hosts.stop(f"--step {text!r}: a step takes more than no time")
+        found.append(Step(seconds, _count(f"--step {text!r}", gpus, "TIME@GPUS, such as 850ms@8", per_host)))
+    if len({item.gpus for item in found}) < len(found):
+        _hosts.stop("--step: two steps of the same number of GPUs; give one")
+    return tuple(found)
 
 
-def _whole_hosts(option: str, gpus: int, per_host: int) -> int:
-    if gpus > per_host and gpus % per_host:
-        _hosts.stop(f"{option}: {gpus} GPUs are not whole hosts of {per_host}")
-    return gpus
+def _count(said: str, text: str, expected: str, per_host: int) -> int:
+    """A number of GPUs: of one host, or of whole hosts."""
+    if not re.fullmatch("[1-9][0-9]{0,6}", text.strip(), re.ASCII):
+        _hosts.stop(f"{said}: expected {expected}")
+    if int(text) > per_host and int(text) % per_host:
+        _hosts.stop(f"{said}: {int(text)} GPUs are not whole hosts of {per_host}")
+    return int(text)

@@ -342,16 +342,24 @@ def _attempts(
     from nccl_doctor.cli._launch import launch
     from nccl_doctor.rules.retry import why_not
 
+    unseen: tuple[str, ...] = ()  # hosts of which nobody knows what the last attempt left running
     for attempt in range(1, retries + 2):
         bundle, gate, judged = decision()
+        if unknown := set(unseen).intersection(gate.chosen):
+            _hosts.say(
+                f"not started again: whether ranks of the last attempt still run on {fold(unknown)} is not known"
+            )
+            break
         if attempt > 1:
             _hosts.say(f"attempt {attempt} of {retries + 1} on {fold(gate.chosen)}{_without(gate)}")
         ended = launch(command, () if no_env else judged.env, inventory, gate.chosen, followed, bundle)
         if ended.status == 0 or attempt > retries:
             break
+        unseen = ended.unseen
         to_end = ended.told or ended.status in _TOLD
         told = "it was told to end" if to_end else "it cannot be run" if ended.status == 127 else ""
-        if why := told or why_not(ended.cause, ended.title):
+        runs = "ranks of this attempt still run" if ended.runs_on else ""
+        if why := runs or told or why_not(ended.cause, ended.title):
             _hosts.say(f"not started again: {why}")
             break
         _hosts.say(f"exit {ended.status}: looking at the hosts again, for attempt {attempt + 1} of {retries + 1}")

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.bench.collectives import COLLECTIVES
-from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Met, Needs, Range, Row
+from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Cost, Estimate, Measured, Met, Needs, Row
+from nccl_doctor.bench.rates import Range
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.facts.collectives import BUS_FACTORS
 from nccl_doctor.facts.fold import counted
@@ -19,11 +20,10 @@ from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import print_hanging
 
 _HEAD: dict[Met, tuple[str, str]] = {
-    "met": ("✓ MET", "bold green"),
-    "missed": ("✗ MISSED", "bold red"),
-    "cannot-tell": ("? CANNOT TELL", "bold yellow"),
+    "met": ("✓ MET", "green"),
+    "missed": ("✗ MISSED", "red"),
+    "cannot-tell": ("? CANNOT TELL", "yellow"),
 }
-_STYLE: dict[Met, str] = {"met": "green", "missed": "red", "cannot-tell": "yellow"}
 _LABEL = 13
 _PARAMS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1, ""))
 _TARGETS = f"at most {MOST_SHARE * 100:.0f} % of the step, at least {LEAST_EFFICIENCY * 100:.0f} % efficiency"
@@ -42,20 +42,19 @@ def render(found: Estimate, console: Console, exit_code: int) -> None:
 
 def _verdicts(found: Estimate) -> Iterator[Text]:
     """Which numbers of GPUs meet the targets; what could not be told, and why."""
-    known = [row for row in found.rows if not row.trouble]
-    if known and known[0].share is not None:
-        for met, (mark, style) in _HEAD.items():
-            rows = [row for row in known if row.met == met]
-            if rows:
-                yield Text(mark, style).append(f": {_who(rows)}: {_answer(met, rows)}", "not bold default")
+    known = [row for row in found.rows if row.share is not None]
+    for met, (word, color) in _HEAD.items():
+        if rows := [row for row in known if row.met == met]:
+            yield _line(word, color, f"{_who(rows)}: {_answer(met, rows)}")
     if found.trouble:
-        yield Text("? CANNOT TELL", "bold yellow").append(f": {visible(found.trouble)}", "not bold default")
-    unknown: dict[str, list[Row]] = {}
-    for row in found.rows:
-        if row.trouble:
-            unknown.setdefault(row.trouble, []).append(row)
-    for why, rows in unknown.items():
-        yield Text("? NOT ESTIMATED", "bold yellow").append(f": {_who(rows)}: {visible(why)}", "not bold default")
+        yield _line(*_HEAD["cannot-tell"], found.trouble)
+    for why in dict.fromkeys(row.trouble for row in found.rows if row.trouble):
+        rows = [row for row in found.rows if row.trouble == why]
+        yield _line("? NOT ESTIMATED", "yellow", f"{_who(rows)}: {why}")
+
+
+def _line(word: str, color: str, told: str) -> Text:
+    return Text(word, f"bold {color}").append(f": {visible(told)}", "not bold default")
 
 
 def _who(rows: list[Row]) -> str:
@@ -109,7 +108,7 @@ def _table(rows: tuple[Row, ...]) -> Table:
 
 
 def _times(seconds: Range | None) -> str:
-    return "?" if seconds is None else _two(seconds.low * 1e6, seconds.high * 1e6, microseconds)
+    return "?" if seconds is None else _two(seconds, lambda value: microseconds(value * 1e6))
 
 
 def _percent(share: float) -> str:
@@ -119,9 +118,9 @@ def _percent(share: float) -> str:
 def _share(share: Range | None, met: Met) -> Text:
     if share is None:
         return Text("?")
-    low, high = f"{share.low * 100:.0f}", f"{share.high * 100:.0f}"
-    mark = {"met": "✓", "missed": "✗", "cannot-tell": "?"}[met]
-    return Text(f"{low if low == high else f'{low} to {high}'} % {mark}", _STYLE[met])
+    low, high = (f"{end * 100:.0f}" for end in (share.low, share.high))
+    word, color = _HEAD[met]
+    return Text(f"{low if low == high else f'{low} to {high}'} % {word[0]}", color)
 
 
 def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
@@ -134,8 +133,8 @@ def _notes(found: Estimate) -> Iterator[tuple[str, str]]:
         if row.needs is not None:
             yield "it takes", _needs(row, row.needs)
     for row in found.rows:
-        if row.measured is not None and row.step is not None:
-            yield "measured", _measured(row)
+        if row.measured is not None:
+            yield "measured", _measured(row, row.measured)
     for command in dict.fromkeys(_command(found, row) for row in found.rows if row.trouble):
         yield "measure", command
     if known:
@@ -164,8 +163,8 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, str]]:
     for row in rows:
         for cost in row.costs:
             figures = cost.rate
-            busbw = _two(figures.busbw_low, figures.busbw_high, rate)
-            latency = _two(figures.latency_low_us, figures.latency_high_us, microseconds)
+            busbw = _two(figures.busbw, rate)
+            latency = _two(figures.latency_us, microseconds)
             beyond = f" ({'; '.join(figures.beyond)})" if figures.beyond else ""
             words = f"{busbw}, {latency} a call, by {figures.source}{beyond}"
             told.setdefault(words, {}).setdefault(cost.collective, []).append(row.gpus)
@@ -174,8 +173,8 @@ def _rates(rows: list[Row]) -> Iterator[tuple[str, str]]:
         yield "rates", f"{', '.join(map(str, gpus))} GPUs: {', '.join(by_name)} at {words}"
 
 
-def _two(low: float, high: float, words: Callable[[float], str]) -> str:
-    one, other = words(low) if low else "0", words(high) if high else "0"
+def _two(ends: Range, words: Callable[[float], str]) -> str:
+    one, other = (words(end) if end else "0" for end in (ends.low, ends.high))
     return one if one == other else f"{one} to {other}"
 
 
@@ -188,21 +187,18 @@ def _needs(row: Row, needs: Needs) -> str:
     enough += [f"{rate(needs.bare)} with nothing hidden"] if needs.bare else []
     never = "" if needs.bare else "; with nothing hidden none is enough, as the calls alone take too long"
     least = f"a bus bandwidth of {', '.join(enough)}" if enough else "that part of the communication is hidden"
-    return f"{row.gpus} GPUs: {least}{never}; it is {_two(row.busbw.low, row.busbw.high, rate)}"
+    return f"{row.gpus} GPUs: {least}{never}; it is {_two(row.busbw, rate)}"
 
 
-def _measured(row: Row) -> str:
-    assert row.measured is not None and row.step is not None
-    off = row.measured.off
-    told = f"{row.gpus} GPUs: {microseconds(row.measured.seconds * 1e6)}"
-    if not off:
-        return f"{told}, within the estimate"
-    beside = f"{abs(off) * 100:.0f} % {'longer' if off > 0 else 'shorter'} than estimated"
-    if off > 0:
-        return (
-            f"{told}, {beside}: slower links than these rates, or stragglers, input, uneven work; bench tells the first"
-        )
-    return f"{told}, {beside}: the rates are lower than what the job has, or the first step was measured otherwise"
+def _measured(row: Row, measured: Measured) -> str:
+    told = f"{row.gpus} GPUs: {microseconds(measured.seconds * 1e6)}, efficiency {_percent(measured.efficiency)}"
+    if not measured.off:
+        return told if measured.off is None else f"{told}; within the estimate"
+    if measured.off > 0:
+        why = "slower links than these rates, or stragglers, input, uneven work; bench tells the first"
+        return f"{told}; {measured.off * 100:.0f} % longer than estimated: {why}"
+    why = "the rates are lower than what the job has, or the first step was measured otherwise"
+    return f"{told}; {-measured.off * 100:.0f} % shorter than estimated: {why}"
 
 
 def _command(found: Estimate, row: Row) -> str:

@@ -52,6 +52,7 @@ def render(
     console.print(verdict)
     if answer.verdict in ("several-jobs", "no-job"):
         if answer.verdict == "no-job":
+            console.print(Text("  if it has ended, nccl-doctor explain reads its logs"))
             report_console.body(answer.report, console, verbose)
         for job in answer.jobs:
             console.print(Text(f"  --job {visible(job.id):<32} {_told(job)}"), soft_wrap=True)

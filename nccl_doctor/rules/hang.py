@@ -140,8 +140,7 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
-    ended = "; if the job has ended, nccl-doctor explain reads its logs"
-    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}{ended}"
+    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
 
 
 def _without_cause(job: RunningJob) -> tuple[str, str]:

@@ -1,23 +1,43 @@
-"""A look at a job that prints nothing: which of the jobs that were seen is the command's own, and may it be ended?"""
+"""A look at a command's hosts: which of the jobs there is its own, may it be ended, and what of it runs on when it has ended?"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.facts.fold import few, ranges
-from nccl_doctor.facts.job import Process
+from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.facts.model import Bundle
-from nccl_doctor.rules import engine
+from nccl_doctor.rules import engine, rank_variables
 from nccl_doctor.rules.hang import Hang, examine
 from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between
-from nccl_doctor.rules.running_jobs import jobs_of
+from nccl_doctor.rules.running_jobs import jobs_of, processes_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
 WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
 # The last is state D: as likely as not one long write or read.
 _AT_WORK = ("saving", "loading", "importing", "kernel")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What tells a command's ranks from others': the value of ``MARK`` in its environment, for how long it has run, and the
+    process ids, with their start in ticks, of it and of what descends from it on this machine."""
+
+    mark: str
+    since_s: float
+    here: frozenset[tuple[int, int]] = frozenset()
+
+    def started(self, process: Process) -> bool | None:
+        """Whether it started a process; None where that cannot be told: the process is not older, and bears no mark.
+
+        No process of another machine has one's number and its start.
+        """
+        mark = process.environment.get(MARK, "")
+        if mark == self.mark or (process.pid, process.start_ticks) in self.here:
+            return True
+        return False if mark or process.age_s > self.since_s + AGE_SLACK_S else None
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -31,21 +51,19 @@ class Look(msgspec.Struct, frozen=True):
     keep_on: str = ""
 
 
-def look(bundle: Bundle, since_s: float, pids: Collection[int] = ()) -> Look:
-    """The answer about the job of a command that was started ``since_s`` ago; ``pids``: the command and what descends
-    from it, where the job is looked for on this machine alone.
-
-    Another job on the hosts is neither told as this one's state nor a reason to end this one.
-    """
+def look(bundle: Bundle, command: Command) -> Look:
+    """The answer about a command's own job: another one on its hosts is neither told as this one's state nor a reason to
+    end this one."""
     seen = jobs_of(engine.Fleet(engine.reached(bundle), bundle.plan))
-    descend = [job for job in seen if any(rank.process.pid in pids for rank in job.ranks.values())]
-    own = descend or [job for job in seen if _age_s(job) <= since_s + AGE_SLACK_S]
-    if seen and not own:
-        told = f"no rank of this command was found, only of what ran before it: {_ids(seen)}"
-        return Look(msgspec.structs.replace(examine(bundle), verdict="not-known", sentence=told, jobs=(), ranks=()))
+    started = [[command.started(rank.process) for rank in job.ranks.values()] for job in seen]
+    surely = [job for job, known in zip(seen, started, strict=True) if True in known]
+    own = surely or [job for job, known in zip(seen, started, strict=True) if False not in known]
     if len(own) == 1:
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=own[0].id))
-    answer = examine(bundle)
+    answer = examine(bundle if own else _without_others(bundle, command))
+    if seen and answer.verdict == "no-job":
+        told = f"no rank of this command was found, only of others: {_ids(seen)}"
+        return Look(msgspec.structs.replace(answer, verdict="not-known", sentence=told))
     if len(own) > 1:
         told = f"{len(own)} jobs may be this command's: `nccl-doctor hang --job ID` looks at one ({_ids(own)})"
         return Look(msgspec.structs.replace(answer, sentence=told))
@@ -54,20 +72,65 @@ def look(bundle: Bundle, since_s: float, pids: Collection[int] = ()) -> Look:
     first = answer.report.causes[0] if answer.verdict == "held" else None
     ranks = sorted(place.rank for place in first.places if place.rank is not None) if first else []
     key = (answer.verdict, *(job.id for job in own), first and (first.id, first.hosts), *ranks)
-    return Look(answer, key, _keep_on(own if descend or not pids else [], ranks))
+    return Look(answer, key, _keep_on(surely, ranks))
+
+
+def _without_others(bundle: Bundle, command: Command) -> Bundle:
+    """What was seen, without the processes that the command surely did not start: what is left is a torchrun that waits."""
+    hosts = []
+    for host in bundle.hosts:
+        probes = dict(host.probes)
+        if (result := probes.get(Job.PROBE)) and result.data:
+            processes = [
+                item
+                for item in result.data["processes"]
+                if command.started(msgspec.convert(item, Process)) is not False
+            ]
+            probes[Job.PROBE] = msgspec.structs.replace(result, data={**result.data, "processes": processes})
+        hosts.append(msgspec.structs.replace(host, probes=probes))
+    return msgspec.structs.replace(bundle, hosts=tuple(hosts))
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What runs on when a command has ended. ``told``: in words, folded by host; ``unseen``: hosts of which nothing is known."""
+
+    told: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def left(bundle: Bundle, command: Command, *, doubtful: bool) -> Left:
+    """The ranks, and torchruns, that a command has started and that have not ended; if ``doubtful``, also those that it may
+    have started: but in the host's own network, as a container beside it is somebody else's.
+    """
+    fleet = engine.Fleet(engine.reached(bundle), bundle.plan)
+    seen = engine.facts_of(fleet.hosts, Job)
+    found: dict[tuple[str, bool], list[Process]] = {}
+    for host, process in processes_of(fleet):
+        started = command.started(process)
+        may_be = doubtful and started is None and process.namespace == seen[host].namespace
+        if (started or may_be) and process.role in ("rank", "launcher") and any(process.readings[-1:]):
+            found.setdefault((host, bool(started)), []).append(process)
+    return Left(tuple(_left(found)), tuple(facts.name for facts in bundle.hosts if facts.name not in seen))
+
+
+def _left(found: dict[tuple[str, bool], list[Process]]) -> Iterator[str]:
+    for (host, surely), processes in found.items():
+        ranks = sorted(rank_variables.number(process) or 0 for process in processes if process.role == "rank")
+        who = [f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"] if ranks else []
+        who += ["torchrun"] * (len(processes) > len(ranks))
+        runs, them = ("run", "them") if len(processes) > 1 else ("runs", "it")
+        doubt = "" if surely else f", and may be this command's (without {MARK} in its environment nobody can tell)"
+        pids = " ".join(str(process.pid) for process in processes)
+        yield f"{' and '.join(who)} still {runs} on {host}{doubt}; to end {them}, there: kill {pids}"
 
 
 def _ids(jobs: Iterable[RunningJob]) -> str:
     return few([job.id for job in jobs])
 
 
-def _age_s(job: RunningJob) -> float:
-    return max(rank.process.age_s for rank in job.ranks.values())
-
-
 def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
-    """Why the job is not to be ended: a rank that still works may come, and so may one that was not seen; a job without
-    ranks may not be this command's."""
+    """Why the job is not to be ended: a rank that still works may come, and so may one that was not seen; a job that is not
+    known by its mark or descent may not be this command's."""
     if len(own) != 1:
         return "no rank was found that is surely this command's"
     if not own[0].world:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -87,3 +90,29 @@ def test_a_job_whose_host_fails_is_started_again_on_the_spare(lab: Lab, tmp_path
     assert job.returncode == 0, err
     assert "\non gpu01,gpu02\n" in out and "\non gpu02,gpu03\n" in out
     assert "attempt 2 of 2 on gpu[02-03], without gpu01: sys.shm" in err and "not started again" not in err
+
+
+def test_a_rank_that_plain_ssh_started_elsewhere_is_named_and_no_attempt_starts_beside_it(lab: Lab) -> None:
+    rank = "env NCCL_DOCTOR_RUN=$NCCL_DOCTOR_RUN RANK=1 WORLD_SIZE=2 MASTER_ADDR=gpu01 MASTER_PORT=29500 sleep 600"
+    script = f'ssh -o BatchMode=yes gpu02 "{rank} > /dev/null 2>&1 < /dev/null &"; exit 3'
+    words = ("-H", "gpu[01-02]", "--profile", "quick", "--retries", "1")
+    job = lab.popen(
+        ["nccl-doctor", "preflight", *words, "--", "sh", "-c", script],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert job.stderr is not None
+        told = ""
+        while "waiting up to" not in told and (line := job.stderr.readline()):
+            told += line
+        os.kill(job.pid, signal.SIGINT)  # whoever looks on need not wait; the rank stays
+        told += job.stderr.read()
+        job.wait(60)
+    finally:
+        job.kill()
+        job.wait()
+    named = re.search(r"rank 1 still runs on gpu02; to end it, there: kill (\d+)\n", told)
+    assert named, told
+    lab.on("gpu02", ["kill", named.group(1)], check=True)
+    assert job.returncode == 3 and told.count("nccl-doctor: go: ") == 1
+    assert told.endswith("nccl-doctor: not started again: ranks of this attempt still run\n")

@@ -73,6 +73,32 @@ def test_output_that_no_disk_took_is_not_told_as_if_it_were_all(
     assert told in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("room", [40_000, 4_000], ids=["for-half", "for-little"])
+def test_a_full_disk_loses_the_beginning_and_not_the_end(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last lines say why a job failed. The disk takes so many bytes, and the last write before it is full in part."""
+
+    def write_all(sink: int, block: bytes) -> None:
+        there = sum(path.stat().st_size for path in tmp_path.iterdir())
+        taken = block[: max(0, room - there)]
+        os.write(sink, taken)
+        if len(taken) < len(block):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_launch, "_write_all", write_all)
+    monkeypatch.setattr(_launch, "TAIL_BYTES", 1_000)
+    kept = _launch._Kept(tmp_path)
+    lines = [b"line %d\n" % number for number in range(20_000)]
+    for number, line in enumerate(lines):
+        kept.write(line)
+        if number % 997 == 0 or number == len(lines) - 1:
+            text = b"".join((tmp_path / name).read_bytes() for name in kept.files())
+            least = min(900, sum(map(len, lines[: number + 1])))
+            assert len(text) >= least and b"".join(lines[: number + 1]).endswith(text)
+    assert kept.lost == "No space left on device" and len(text) > room // 3
+
+
 def test_an_explanation_that_takes_too_long_is_ended(
     kept: _launch._Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

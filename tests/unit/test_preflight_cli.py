@@ -74,8 +74,9 @@ def test_that_no_chosen_host_s_master_port_was_tried_is_said(tmp_path: Path, bad
 def test_a_job_that_cannot_be_run_is_127(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("#!/no/such/interpreter\n")
     (tmp_path / "job").chmod(0o755)
-    done = preflight(tmp_path, "--from", saved(tmp_path), "--", "./job")
-    assert done.returncode == 127 and "./job: No such file" in done.stderr
+    done = preflight(tmp_path, "--from", saved(tmp_path), "--keep", "out", "--", "./job")
+    assert done.returncode == 127 and not (tmp_path / "out").exists()
+    assert "./job: No such file or directory (it, or what its first line names)" in done.stderr
 
 
 def test_a_job_killed_by_a_signal_is_128_and_the_signal(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pickle
@@ -24,22 +25,33 @@ from test_preflight_cli import preflight, running, saved
 from typer.testing import CliRunner
 
 from nccl_doctor import cli
+from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.cli import _guard, _keep, _launch
 from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
-from nccl_doctor.facts.model import HostFacts, Plan, Reach, ReachOutcome
+from nccl_doctor.facts.model import Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.inventory import HostEntry, Inventory
+from nccl_doctor.report.hang import render
+from nccl_doctor.report.terminal import text_console
 from nccl_doctor.rules.gate import Decision, Gate
 from nccl_doctor.rules.judge import judge
 from nccl_doctor.rules.retry import why_not
-from nccl_doctor.rules.silence import Look, look
+from nccl_doctor.rules.silence import Command, Left, Look, left, look
 from nccl_doctor.transport.base import ConnectOptions
 
 cli._load_commands()
 HERE = Inventory((HostEntry("a"),), format="local")
 YOUNG_S, OLD_S = 700.0, 60.0  # a command that is older, or younger, than the ranks of 600 s in the bundles here
+
+
+MINE = frozenset((100 + rank, rank) for rank in range(4))  # the ranks here, if this machine is theirs
+
+
+def seen(bundle: Bundle, since_s: float = YOUNG_S, here: frozenset[tuple[int, int]] = MINE) -> Look:
+    """What a look says of a command of this age, from which these processes descend."""
+    return look(bundle, Command("m1", since_s, here))
 
 
 def run(*words: str, cwd: Path | None = None, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
@@ -52,48 +64,71 @@ def run(*words: str, cwd: Path | None = None, stdin: bytes = b"", **more: Any) -
 
 def test_two_looks_at_one_rank_that_holds_the_others_are_equal() -> None:
     away = test_hang.process(3, test_hang.OWN)
-    one = look(test_hang.bundle(*test_hang.four(r3=away)), YOUNG_S)
-    two = look(test_hang.bundle(*test_hang.four(r3=away)), YOUNG_S + 600)
+    one = seen(test_hang.bundle(*test_hang.four(r3=away)))
+    two = seen(test_hang.bundle(*test_hang.four(r3=away)), YOUNG_S + 600)
     assert one.answer.verdict == "held" and one.key and one.key == two.key and not one.keep_on
-    other = look(test_hang.bundle(*test_hang.four(r2=test_hang.process(2, test_hang.OWN))), YOUNG_S)
+    other = seen(test_hang.bundle(*test_hang.four(r2=test_hang.process(2, test_hang.OWN))))
     assert other.answer.verdict == "held" and other.key != one.key
 
 
 def test_a_job_in_which_all_wait_may_be_ended_and_one_that_moves_has_no_key() -> None:
-    stands = look(test_hang.bundle(*test_hang.four()), YOUNG_S)
+    stands = seen(test_hang.bundle(*test_hang.four()))
     assert (stands.answer.verdict, bool(stands.key), stands.keep_on) == ("stands", True, "")
     ranks = test_hang.four()
     for item in ranks:
         item["connections"] = [{**one, "moved_bytes": 1 << 20} for one in item["connections"]]
-    moves = look(test_hang.bundle(*ranks), YOUNG_S)
+    moves = seen(test_hang.bundle(*ranks))
     assert (moves.answer.verdict, moves.key) == ("moves", ())
 
 
 def test_a_job_that_ran_before_the_command_is_not_the_commands() -> None:
     away = test_hang.process(3, test_hang.OWN)
-    found = look(test_hang.bundle(*test_hang.four(r3=away)), OLD_S)
+    found = seen(test_hang.bundle(*test_hang.four(r3=away)), OLD_S, frozenset())
     assert (found.answer.verdict, found.key, found.answer.ranks) == ("not-known", (), ())
-    assert "no rank of this command was found, only of what ran before it: gpu01:29500" in found.answer.sentence
+    assert found.answer.sentence == "no rank of this command was found, only of others: gpu01:29500"
+
+
+def two_jobs(mark: str = "", **others: Any) -> Bundle:
+    """One that rank 3 holds, and beside it another, at port 29999, that rank 2 holds."""
+    second = test_hang.four(r2=test_hang.process(2, test_hang.OWN))
+    for number, item in enumerate(second):
+        item.update(pid=500 + number, rank_pid=500 + number, start_ticks=500 + number, **others)
+        item["environment"].update({"MASTER_PORT": "29999"}, **({MARK: mark} if mark else {}))
+    return test_hang.bundle(*test_hang.four(r3=test_hang.process(3, test_hang.OWN)), *second)
 
 
 def test_among_several_jobs_it_is_the_one_that_the_command_started() -> None:
-    away = test_hang.process(3, test_hang.OWN)
-    others = test_hang.four(r2=test_hang.process(2, test_hang.OWN))
-    for number, item in enumerate(others):
-        item.update(pid=500 + number, rank_pid=500 + number, start_ticks=500 + number)
-        item["environment"]["MASTER_PORT"] = "29999"
-    both = test_hang.bundle(*test_hang.four(r3=away), *others)
-    for pids, port, rank in (((103, 7), "29500", 3), ((501,), "29999", 2)):
-        found = look(both, YOUNG_S, pids)
-        assert found.answer.jobs[0].id.endswith(port) and [item.rank for item in found.answer.ranks] == [0, 1, 2, 3]
-        assert found.key[-1] == rank
-    neither = look(both, YOUNG_S)
+    """By its mark, also where the other one is younger; by descent; else by what it cannot be."""
+    for since_s in (YOUNG_S, OLD_S):
+        for found in (seen(two_jobs("m1"), since_s, frozenset()), seen(two_jobs(), since_s, frozenset({(501, 501)}))):
+            assert found.answer.jobs[0].id == "gpu01:29999" and found.key[-1] == 2 and not found.keep_on
+            assert [item.rank for item in found.answer.ranks] == [0, 1, 2, 3]
+    neither = seen(two_jobs(), here=frozenset())
     assert neither.answer.verdict == "several-jobs" and not neither.key
     assert "2 jobs may be this command's: `nccl-doctor hang --job ID` looks at one (gpu01:29" in neither.answer.sentence
-    for item in others:
-        item["age_s"] = 9_000.0
-    by_age = look(test_hang.bundle(*test_hang.four(r3=away), *others), YOUNG_S)
-    assert by_age.answer.verdict == "held" and by_age.answer.jobs[0].id.endswith("29500")
+    for other in (two_jobs("m2"), two_jobs(age_s=9_000.0)):
+        found = seen(other, here=frozenset())
+        assert found.answer.verdict == "held" and found.answer.jobs[0].id == "gpu01:29500"
+
+
+def test_of_torchruns_that_wait_only_the_commands_own_are_told() -> None:
+    """Beside a job of others, and beside torchruns of others."""
+    waiting = test_hang.torchruns("nnodes=3 rdzv-endpoint=gpu01:29400")
+    (launcher,) = waiting.hosts[0].probes["job"].data["processes"]
+    for mark, verdict in (("m1", "stands"), ("", "stands"), ("m2", "no-job")):
+        launcher["environment"] = {MARK: mark} if mark else {}
+        found = seen(waiting, here=frozenset())
+        assert found.answer.verdict == verdict and (not found.key or found.keep_on)
+        beside = test_hang.bundle(*(marked(rank, "m2") for rank in range(4)))
+        beside.hosts[0].probes["job"].data["processes"].append(launcher)
+        found = seen(beside, here=frozenset())
+        assert found.answer.verdict == ("not-known" if mark == "m2" else "held"), found.answer.sentence
+        assert ("torchrun on gpu01 waits" in found.answer.sentence) == (mark != "m2")
+        assert not found.key or found.keep_on
+
+
+def test_a_number_of_a_process_that_started_at_another_time_is_another_process() -> None:
+    assert not seen(two_jobs(), here=frozenset({(501, 77)})).key
 
 
 SAVE = [("save", "/opt/env/lib/python3.11/site-packages/torch/serialization.py", 800), *test_hang.OWN]
@@ -114,7 +149,7 @@ LOAD = [("load", "/opt/env/lib/python3.11/site-packages/torch/serialization.py",
 )
 def test_a_rank_that_works_may_come_by_itself_and_its_job_is_not_ended(stack: Any, readings: Any) -> None:
     away = test_hang.process(0, stack, readings=readings)
-    found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
+    found = seen(test_hang.bundle(*test_hang.four(r0=away)))
     assert found.answer.verdict == "held" and found.key
     assert found.keep_on == "rank 0 (pid 100) works (it computes, reads or writes), and may come by itself"
 
@@ -122,7 +157,7 @@ def test_a_rank_that_works_may_come_by_itself_and_its_job_is_not_ended(stack: An
 def test_so_is_one_that_fetches_something() -> None:
     away = test_hang.process(0, test_hang.OWN)
     away["connections"].append({**away["connections"][0], "peer": "10.9.9.9:443", "moved_bytes": 80 << 20})
-    found = look(test_hang.bundle(*test_hang.four(r0=away)), YOUNG_S)
+    found = seen(test_hang.bundle(*test_hang.four(r0=away)))
     assert found.answer.verdict == "held" and found.keep_on
 
 
@@ -131,43 +166,186 @@ def test_so_is_one_whose_child_works() -> None:
     shell = {"pid": 900, "start_ticks": 900, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}
     busy = [test_hang.reading(cpu_s=0.0), test_hang.reading(cpu_s=2.9)]
     child = {**test_hang.process(1), **shell, "stacks": [None, None], "readings": busy}
-    assert look(test_hang.bundle(*test_hang.four(r1=away), child), YOUNG_S).keep_on
-    assert not look(test_hang.bundle(*test_hang.four(r1=away)), YOUNG_S).keep_on
+    assert seen(test_hang.bundle(*test_hang.four(r1=away), child)).keep_on
+    assert not seen(test_hang.bundle(*test_hang.four(r1=away))).keep_on
 
 
 def test_a_rank_that_was_not_seen_may_be_at_work() -> None:
     """As of ``torchrun --nnodes 2`` that is followed on each node by itself: here all wait, and the other one saves."""
     whole = test_hang.bundle(*test_hang.four())
-    found = look(msgspec.structs.replace(whole, hosts=whole.hosts[:1]), YOUNG_S)
+    found = seen(msgspec.structs.replace(whole, hosts=whole.hosts[:1]))
     assert found.answer.verdict == "stands" and found.key
     assert found.keep_on == "ranks 2-3 were not seen, and may be at work"
     ranks = test_hang.four()
     for item in ranks:
         del item["environment"]["WORLD_SIZE"]
-    assert look(test_hang.bundle(*ranks), YOUNG_S).keep_on.startswith("how many ranks it has is not known")
-    gone = look(test_hang.bundle(*test_hang.four()[:3]), YOUNG_S)
+    assert seen(test_hang.bundle(*ranks)).keep_on.startswith("how many ranks it has is not known")
+    gone = seen(test_hang.bundle(*test_hang.four()[:3]))
     assert gone.answer.report.causes[0].id == "hang.rank-gone" and not gone.keep_on
 
 
-def test_here_a_job_that_does_not_descend_from_the_command_is_told_and_not_ended() -> None:
-    whole = test_hang.bundle(*test_hang.four())
-    found = look(whole, YOUNG_S, {7, 8})
-    assert found.answer.verdict == "stands" and found.keep_on == "no rank was found that is surely this command's"
-    assert not look(whole, YOUNG_S, {7, 100}).keep_on
+def test_a_job_that_is_the_commands_by_its_age_alone_is_told_and_not_ended() -> None:
+    """Another user's, started on the same hosts while this one's ranks are still to come, is as young."""
+    found = seen(test_hang.bundle(*test_hang.four()), here=frozenset())
+    assert found.answer.verdict == "stands" and found.key
+    assert found.keep_on == "no rank was found that is surely this command's"
+
+
+def test_a_job_without_ranks_is_not_said_to_have_ended() -> None:
+    """It runs: the hint to its logs is for who looks by hand."""
+    found = seen(test_hang.bundle())
+    assert found.answer.verdict == "no-job" and not found.key and "ended" not in found.answer.sentence
+    text = io.StringIO()
+    render(found.answer, text_console(text))
+    assert "if it has ended, nccl-doctor explain reads its logs" in text.getvalue()
 
 
 def test_where_no_host_was_reached_nothing_is_said_to_stand() -> None:
     lost = HostFacts("gpu01", Reach(ReachOutcome.TIMED_OUT), {})
     bundle = msgspec.structs.replace(test_hang.bundle(), hosts=(lost,), plan=Plan(stages=("job",)))
-    found = look(bundle, YOUNG_S)
+    found = seen(bundle)
     assert found.answer.verdict == "no-job" and not found.key
+
+
+# -- what it leaves running
+
+
+def marked(rank: int, mark: str = "m1", **more: Any) -> dict[str, Any]:
+    process = test_hang.process(rank, **more)
+    process["environment"][MARK] = mark
+    return process
+
+
+def ran_on(*processes: dict[str, Any], since_s: float = YOUNG_S, lost: str = "", doubtful: bool = True) -> Left:
+    bundle = test_hang.bundle(*processes)
+    hosts = tuple(
+        msgspec.structs.replace(host, reach=Reach(ReachOutcome.TIMED_OUT), probes={}) if host.name == lost else host
+        for host in bundle.hosts
+    )
+    return left(msgspec.structs.replace(bundle, hosts=hosts), Command("m1", since_s), doubtful=doubtful)
+
+
+def test_what_runs_on_is_told_by_host_rank_and_pid() -> None:
+    torchrun = marked(2, pid=90, role="launcher", script="torchrun")
+    ended = marked(1, readings=[test_hang.reading(), None])
+    found = ran_on(marked(0), ended, torchrun, marked(2), marked(3))
+    assert found == Left(
+        (
+            "rank 0 still runs on gpu01; to end it, there: kill 100",
+            "ranks 2-3 and torchrun still run on gpu02; to end them, there: kill 90 102 103",
+        ),
+    )
+
+
+def test_what_another_command_started_or_ran_before_is_none_of_it() -> None:
+    assert not ran_on(marked(0, "m2"), test_hang.process(2, age_s=9_000.0)).told
+    assert not ran_on(test_hang.process(2), since_s=OLD_S).told
+    assert not ran_on(test_hang.process(2, namespace="net:[77]")).told and ran_on(marked(2, namespace="net:[77]")).told
+
+
+def test_what_may_be_the_commands_is_told_as_that_and_hosts_that_were_not_seen_are_named() -> None:
+    found = ran_on(marked(0), test_hang.process(2), lost="gpu01")
+    assert found.unseen == ("gpu01",)
+    assert found.told == (
+        "rank 2 still runs on gpu02, and may be this command's (without NCCL_DOCTOR_RUN in its environment nobody can"
+        " tell); to end it, there: kill 102",
+    )
+    assert not ran_on(marked(0), test_hang.process(2), lost="gpu01", doubtful=False).told
+
+
+def test_each_start_has_a_mark_of_its_own() -> None:
+    marks = [run("--", "sh", "-c", f"echo ${MARK}").stdout.strip() for _ in range(2)]
+    assert all(marks) and marks[0] != marks[1]
+
+
+def test_a_rank_that_outlives_its_command_is_named_and_waited_for(tmp_path: Path) -> None:
+    """Nothing is done to it; it ends here because it wants to."""
+    end, pid = tmp_path / "end", tmp_path / "pid"
+    program = f"import os, time\nwhile not os.path.exists({str(end)!r}): time.sleep(0.02)"
+    script = f'RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "$0" -c "$1" >&- 2>&- & echo $! > {pid}; exit 3'
+    command = [sys.executable, "-m", "nccl_doctor", "run", "--", "sh", "-c", script, sys.executable, program]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            told = ""
+            while "waiting up to" not in told and (line := process.stderr.readline()):
+                told += line
+        finally:
+            end.touch()
+        process.stderr.read()
+    assert process.returncode == 3
+    assert re.search(
+        rf"nccl-doctor: rank 1 still runs on \S+; to end it, there: kill {pid.read_text().strip()}\n", told
+    )
+
+
+def left_by(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *seen: Bundle | Exception | int | None, local: bool = False
+) -> tuple[Left, bool]:
+    """What a guard says of these looks, one after the other, at a job that bears the mark m1. A number: of a signal that comes
+    meanwhile."""
+    looks = list(seen)
+
+    def see(*_: object) -> Bundle | None:
+        found = looks.pop(0) if looks else pytest.fail("one look too many")
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, int):
+            os.kill(os.getpid(), found)
+            return None
+        return found
+
+    monkeypatch.setattr(Guard, "_see", see)
+    monkeypatch.setattr(_guard.time, "sleep", lambda _: None)
+    monkeypatch.setattr(_guard, "bearing", lambda mark: [1])
+    following = Following(ways=(), local=local)
+    guard = Guard(following, tmp_path / "hostfile", ("gpu01", "gpu02"), "m1", None, None)  # type: ignore[arg-type]
+    guard._started -= YOUNG_S
+    return guard.left()
+
+
+def test_ranks_that_end_by_themselves_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs, over = test_hang.bundle(marked(0)), test_hang.bundle()
+    assert left_by(monkeypatch, tmp_path, runs, runs, over) == (Left(), False)
+    told = capfd.readouterr().err
+    assert told.count("rank 0 still runs on gpu01") == 1 and told.endswith("nccl-doctor: it has ended\n")
+    assert left_by(monkeypatch, tmp_path, over) == (Left(), False) and not capfd.readouterr().err
+    found, told_to_end = left_by(monkeypatch, tmp_path, runs, signal.SIGINT)
+    assert found.told and told_to_end  # whoever is at the terminal has seen enough
+    monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
+    assert left_by(monkeypatch, tmp_path, runs, runs)[0].told
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("no-such-word", 127), ("exit 0", 0)])
+def test_it_is_looked_for_where_the_command_failed(script: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "left", lambda _: (Left(("rank 0 still runs",), ("b",)), True))
+    ended = _launch.launch(["sh", "-c", script], (), HERE, ("a",), Following())
+    assert ended.status == status
+    assert (ended.told, ended.runs_on, ended.unseen) == ((True, True, ("b",)) if status else (False, False, ()))
+
+
+def test_what_could_not_be_looked_at_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for trouble in (None, RuntimeError("a defect")):
+        assert left_by(monkeypatch, tmp_path, trouble) == (Left(unseen=("gpu01", "gpu02")), False)
+        assert "whether any rank still runs on gpu[01-02] is not known" in capfd.readouterr().err
+
+
+def test_on_this_machine_what_others_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = test_hang.bundle(test_hang.process(0))
+    assert left_by(monkeypatch, tmp_path, beside, local=True) == (Left(), False)
+    monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
+    assert left_by(monkeypatch, tmp_path, beside, beside)[0].told
 
 
 # -- the guard
 
-HELD = look(test_hang.bundle(*test_hang.four(r3=test_hang.process(3, test_hang.OWN))), YOUNG_S)
-STANDS = look(test_hang.bundle(*test_hang.four()), YOUNG_S)
-UNKNOWN = look(test_hang.bundle(*test_hang.four()), OLD_S)
+HELD = seen(test_hang.bundle(*test_hang.four(r3=test_hang.process(3, test_hang.OWN))))
+STANDS = seen(test_hang.bundle(*test_hang.four()))
+UNKNOWN = seen(test_hang.bundle(*test_hang.four()), OLD_S, frozenset())
 WORKS = msgspec.structs.replace(HELD, keep_on="rank 3 works")
 
 
@@ -198,7 +376,7 @@ def guarded_here() -> None:
     tmp_path, script, answers, end, grace_s, until = pickle.load(sys.stdin.buffer)  # noqa: S301 - from ourselves
     looks = 0
 
-    def answer(guard: Guard, job: object, over: threading.Event, heard: float) -> Look:
+    def answer(guard: Guard, over: threading.Event, heard: float) -> Look:
         nonlocal looks
         looks += 1
         (tmp_path / f"look-{looks}").touch()
@@ -219,7 +397,7 @@ def guarded_here() -> None:
     kept = _launch._Kept(place)
     following = Following(silence_s=0.2, end=end, keep=tmp_path / "keep", local=True)
     keep = Keep(following.keep, place, ["sh", "-c", script], {}, ("a",))
-    guard = Guard(following, place / "hostfile", kept, keep)
+    guard = Guard(following, place / "hostfile", ("a",), "m1", kept, keep)
     ended = _launch._pass_through(["sh", "-c", script], dict(os.environ), kept, guard)
     (tmp_path / "ended").write_bytes(msgspec.json.encode((ended, looks)))
 
@@ -293,7 +471,9 @@ def test_after_a_job_was_suspended_two_looks_are_as_far_apart_as_ever(tmp_path: 
         def silent_s(self) -> float:
             return 3600.0 if waited else 0.0
 
-    guard = Guard(Following(silence_s=60.0, end=True), tmp_path, Output(), Keep(None, tmp_path, ["true"], {}, ()))
+    guard = Guard(
+        Following(silence_s=60.0, end=True), tmp_path, ("a",), "m1", Output(), Keep(None, tmp_path, ["true"], {}, ())
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Guard, "_look", lambda *_: HELD)
         assert guard.follow(None, Over()) is None  # type: ignore[arg-type]
@@ -404,6 +584,13 @@ def test_the_last_line_of_a_job_that_was_ended_says_why_and_where_it_is_kept(
     assert HELD.answer.sentence.startswith("gpu02: rank 3 (pid ")
     job = json.loads((directory / "job.json").read_text())
     assert job["state"] == "exit 11: it hung, and --on-hang end ended it"
+
+
+def test_how_it_ended_is_told_and_a_word_that_its_shell_did_not_find_is_a_failure_like_others(tmp_path: Path) -> None:
+    for script, told in (("exit 3", "exit 3"), ("kill -9 $$", "exit 137 (SIGKILL)"), ("no-such-word", "exit 127")):
+        done = run("--keep", "out", "--", "sh", "-c", f"echo; {script}", cwd=tmp_path)
+        assert f"nccl-doctor: {told}: the job failed; its output says:" in done.stderr.decode()
+    assert done.returncode == 127 and len(list((tmp_path / "out").iterdir())) == 3
 
 
 def test_words_that_are_not_utf_8_are_kept_as_well(tmp_path: Path) -> None:
@@ -559,6 +746,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
     ("words", "told"),
     [
         ("run -- no-such-program", "'no-such-program' is no program"),
+        ("run -- /etc/passwd", "a script, behind --, needs its interpreter before it"),
         ("run --silence soon -- true", "--silence 'soon': expected a time such as 10m or 90s (0: off)"),
         ("run --silence 0 --on-hang end -- true", "--on-hang end needs to look"),
         ("run --on-hang kill -- true", "'kill' is not one of tell, end"),
@@ -628,6 +816,9 @@ FAILED, GOOD, HUNG = _launch.Ended(1), _launch.Ended(0), _launch.Ended(11, hung=
         ([_launch.Ended(143)], 143, 1),  # somebody told the command itself to end
         ([_launch.Ended(130)], 130, 1),
         ([_launch.Ended(127)], 127, 1),
+        ([_launch.Ended(1, runs_on=True)], 1, 1),
+        ([_launch.Ended(1, unseen=("gpu01",)), GOOD], 0, 2),  # which is not chosen
+        ([_launch.Ended(1, unseen=("gpu02",)), GOOD], 1, 1),
     ],
 )
 def test_a_failure_is_started_again_where_that_may_help(ended: list[_launch.Ended], code: int, started: int) -> None:

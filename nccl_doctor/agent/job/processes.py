@@ -1,5 +1,6 @@
 """Which processes of this host are ranks of a job, what belongs to them, and who started them."""
 
+import contextlib
 import os
 import re
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
@@ -10,6 +11,7 @@ from nccl_doctor.agent.probing import first_line, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
 
 PROCESSES = 1024  # of jobs, on one host
+MARK = "NCCL_DOCTOR_RUN"  # given to a command by ``run``; whatever inherits it belongs to that command
 
 # No other variable of a process leaves the host.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -36,6 +38,7 @@ VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_NODEID",
+    MARK,
     "CUDA_VISIBLE_DEVICES",
     "NCCL_RAS_ADDR",
     "NCCL_RAS_ENABLE",
@@ -86,6 +89,16 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
         "unnumbered": sum(pid not in found for pid in spawned),
     }
     return [found[pid] for pid in sorted(found)], unread
+
+
+def bearing(mark: str) -> List[int]:
+    """The processes here that were started with this mark, as far as this user may see that."""
+    found = []
+    for name in listed("/proc"):
+        with contextlib.suppress(PermissionError):
+            if name.isdigit() and (variables.at_start(int(name)) or {}).get(MARK) == mark:
+                found.append(int(name))
+    return found
 
 
 def link(absolute: str) -> str:

@@ -73,7 +73,6 @@ says(
     "modprobe: FATAL: Module nvidia not found",
     "GPU access blocked by the operating system",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-    "version of the NVIDIA driver",
     cause="gpu.driver",
     strength=0.94,
     title="the GPU driver does not fit the libraries or the GPU",

@@ -26,7 +26,6 @@ says(
     "power brake",
     "Package temperature above threshold",
     "hermal violation",
-    "throttle reason",
     "event_reasons: {reason}_slowdown",
     "throttle_reasons: {reason}_slowdown",
     cause="gpu.thermal-power",

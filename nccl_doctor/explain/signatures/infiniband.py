@@ -126,8 +126,8 @@ says(
     "async event: port error",
     "async error event: port error",
     "port error(",
-    "marked as failed",
-    "as permanently failed",
+    "Device {device:int} marked as failed",
+    "evice {device:int} as permanently failed",
     "NET/IB: {}Recovery for device {device:int} failed",
     "NET/IB: {}Port recovery failed for",
     "failed devices out of",
@@ -277,7 +277,8 @@ says(
     title="an InfiniBand/RoCE port is not active",
     why="The port listing shows a port that is down, polling (no cable partner), disabled, or waiting for a subnet manager (Initializing).",
     where=lambda groups, line: (
-        not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
+        re.search(r"\w State: ", line) is None  # of a program
+        and not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
     ),
 )
 says(

@@ -71,7 +71,10 @@ says(
     strength=0.74,
     title="a volume or file system could not be mounted",
     why="Without its volume the pod or job cannot start; its peers wait for it.",
-    where=lambda groups, line: not line.endswith(" not registered"),  # the kubelet of a pod that has already ended
+    where=lambda groups, line: (
+        not line.endswith(" not registered")  # the kubelet of a pod that has already ended
+        and "mount.nfs: trying" not in line
+    ),
 )
 says(
     "operator-validation",

@@ -18,6 +18,9 @@ says(
     title="TensorRT-LLM was started with other numbers of ranks or GPUs than its engine was built for",
     why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
 )
+_OF_A_LAUNCHER = re.compile(
+    r"\W*(?:\w*RANK|\w*WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+|PMI\w*|TORCHELASTIC_\w+)\b"
+)
 says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
@@ -37,7 +40,6 @@ says(
     "MASTER_ADDR environment variable is not set",
     "RANK is not set",
     "is not running under torchrun",
-    "expected environment variable",
     "rendezvous: rank parameter missing",
     "rendezvous: world size parameter missing",
     "rendezvous: port number missing",
@@ -51,6 +53,7 @@ says(
     strength=0.97,
     title="the launcher's variables are missing (RANK, WORLD_SIZE, MASTER_ADDR...)",
     why="The script was started without torchrun (or the like), so nobody set them.",
+    where=lambda groups, line: "name" not in groups or _OF_A_LAUNCHER.match(groups["name"]) is not None,
 )
 _OF_STREAMING = re.compile(r"\d{6}_[a-z_]+$")
 says(
@@ -292,9 +295,10 @@ says(
     title="the launcher was told to stop by a signal from outside",
     why="torchrun itself received SIGTERM, SIGINT or SIGHUP: a scheduler, a preemption, a person, or a closed terminal.",
 )
-# A list of what may have happened: "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
+# What may happen, or a list of what may have: "can be preempted", "has failed, got preempted, or crashed", "was preempted/died/restarted", "scheduler events (e.g. preemption, eviction)"
 _ONE_OF_MANY = re.compile(
-    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b"
+    r"(?:preempted|evicted)(?:,? or\b|/)|\bor (?:\w+ )?(?:preempted|evicted)\b|\be\.g\. |This can happen (?:if|when)\b|"
+    r"\b(?:can|may|might|could) be (?:preempted|evicted)\b|\b[Hh]andlers?\b"
 )
 # A list of signals that a program handles (torchrun tells its own), and a daemon's reload
 _NO_HANGUP = re.compile(r"SIG(?!HUP|NAL)[A-Z]{3}|\b(?:[Rr]e-?(?:load|open|configur|start)|[Rr]otat|[Ii]gnor)")
@@ -348,7 +352,6 @@ says(
     "reempted",
     "PREEMPTED",
     "DeadlineExceeded",
-    "Spot interruption",
     "STEPD TERMINATED ON",
     "spot/instance-action",
     "pot Instance interruption",
@@ -387,12 +390,25 @@ says(
     "unner has received a shutdown signal",
     "Job failed: execution took longer than ",  # GitLab's
     "Cancelling nested steps due to timeout",  # Jenkins
+    "JobState=TIMEOUT",
+    "JobState=DEADLINE",
+    " TIMEOUT ",
+    " CANCELLED by {user:int}",
+    "ime limit exhausted",
+    "for node scale down",
+    "imminent node shutdown",
+    "graceful node shutdown",
+    '"state":"shutting-down"',
+    "terminated during maintenance",
+    "liveness probe, will be restarted",
+    "pot interruption",
     cause="launch.killed",
     strength=0.9,
     title="the job was stopped from outside",
     why="The scheduler (time limit, preemption, cancel), a person or the platform ended it.",
     where=lambda groups, line: (
         "NODE FAILURE" not in line
+        and (" TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None)
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache
         and not re.search(
@@ -403,29 +419,6 @@ says(
         and not _ONE_OF_MANY.search(line)
         and not _OF_A_CALL.search(line)
     ),
-)
-says(
-    "job-ended-from-outside",
-    "JobState=TIMEOUT",
-    "JobState=DEADLINE",
-    "JobState=PREEMPTED",
-    " TIMEOUT ",
-    " CANCELLED by {user:int}",
-    "ime limit exhausted",
-    "spot interruption",
-    "for node scale down",
-    "imminent node shutdown",
-    "graceful node shutdown",
-    '"state":"shutting-down"',
-    "terminated during maintenance",
-    "compute.instances.preempted",
-    "Preempted to accommodate",
-    "liveness probe, will be restarted",
-    cause="launch.killed",
-    strength=0.84,
-    title="the job was stopped from outside",
-    why="The scheduler or the cloud ended it: time limit, cancellation, preemption, scale-down, a probe that failed.",
-    where=lambda groups, line: " TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None,
 )
 
 says(

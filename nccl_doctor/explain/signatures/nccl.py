@@ -69,7 +69,7 @@ says(
     ": reduction operation {op:int} unknown to this communicator",
     ": invalid root {root:int} (root should be",
     " : {argument} is not a valid pointer",
-    ": invalid type {type:int}",
+    " : invalid type {type:int}",
     cause="app.bad-tensor",
     strength=0.85,
     title="NCCL refuses an argument of a collective",

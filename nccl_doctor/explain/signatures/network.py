@@ -91,7 +91,7 @@ says(
     strength=0.96,
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
-    where=lambda groups, line: "ignoring the error" not in line,
+    where=lambda groups, line: re.search(r"ignoring the error|trying|instead|\busing\b|next port", line) is None,
 )
 says(
     "port-reserved",
@@ -361,7 +361,6 @@ says(
     "getaddrinfo failed",
     "gaierror",
     "error encountered when getting address info",
-    "no valid {}pair found",
     "Unknown host",
     "Name does not resolve",
     "dial tcp: lookup {name} on {server}: ",  # programs in Go (Kubernetes, containerd, Ray's operator)
@@ -378,6 +377,7 @@ says(
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
     where=lambda groups, line: (
         (_IPV6 not in line or _IPV4 in line)
+        and ("be resolved" not in line or re.search(r"[Hh]ost|[Aa]ddress|[Nn]ode", line) is not None)
         and "'(null)'" not in line  # nslookup: the server's own address has no name
         and ("port" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
     ),

@@ -532,10 +532,8 @@ says(
 )
 says(
     "no-step-seen",
-    "no step for {seconds:num}s",
-    "No step for {seconds:num} s",
-    "no progress for {seconds:num}s",
-    "No progress for {seconds:num} s",
+    "o step for {seconds:num}s",
+    "o progress for {seconds:num}s",
     "no training step for {seconds:num} s",
     "no progress in the last {seconds:num} s",
     role=S,

@@ -109,7 +109,9 @@ says(
 # "Detected 0 oom_kill events", "oom_kill 0" (memory.events), "oom-kill events: 0"
 # What a program that runs other programs (graders, sandboxes) tells of theirs.
 QUOTED_OUTPUT = re.compile(r"\breturncode=|\bstd(?:err|out)=[\"']")
-_NOBODY_KILLED = re.compile(r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b", re.IGNORECASE)
+_NOBODY_KILLED = re.compile(
+    r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b|oomkilled\W{1,4}false", re.IGNORECASE
+)
 says(
     "oom-killer",
     "Out of memory: Kill",
@@ -212,7 +214,14 @@ says(
     strength=0.66,
     title="a process was killed with SIGKILL: usually the kernel's or the cgroup's memory limit",
     why="SIGKILL leaves no trace in the process. Usually the oom-killer (see the kernel log of that host); sometimes a scheduler or a person.",
-    where=lambda groups, line: "closing signal" not in line and "potential root causes" not in line,
+    where=lambda groups, line: (
+        # who sends it (torchrun at the end of its patience), and who will
+        re.search(
+            r"closing signal|potential root causes|via Signals\.|\b(?:will|to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
+            line,
+        )
+        is None
+    ),
 )
 
 says(
@@ -244,21 +253,44 @@ says(
     "No space left on device",
     "isk quota exceeded",
     "ENOSPC",
-    "PytorchStreamWriter failed writing file",
     "file write failed",
     "Errno 122",
     "Errno 28",
     "OSError: Not enough disk space",
     "OutOfDiskError",
     "DiskPressure",
-    "ephemeral-storage",
+    "The node was low on resource: ephemeral-storage",
+    "phemeral local storage usage exceeds",
     cause="sys.disk-full",
     strength=0.93,
     title="a disk or quota is full",
     why="Writing failed for want of space (or quota) on the path in the message.",
     where=lambda groups, line: (
-        not re.search(r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi", line)
+        not re.search(
+            r"/dev/shm|shm_open|posix_fallocate|shared memory|/torch_|/sys/fs/cgroup|libfabric|\bcxi|DiskPressure\W+False|NoDiskPressure",
+            line,
+        )
     ),
+)
+says(
+    "zip-writer-cut-off",
+    "unexpected pos {position:int} vs {expected:int}",
+    "PytorchStreamWriter failed writing",
+    "basic_ios::clear: iostream error",
+    cause="sys.disk-full",
+    strength=0.86,
+    title="writing a checkpoint broke off: disk full, quota reached, or the file system failed",
+    why="torch's zip writer found fewer bytes written than it had handed over. It passes no errno on: a full disk or a "
+    "reached quota is the usual reason, a failing network file system the other one (df -h, df -i, quota).",
+)
+says(
+    "swap-file-short",
+    "buffer nbytes != file bytes",
+    cause="sys.disk-full",
+    strength=0.45,
+    title="a swap file of ZeRO's NVMe offload is not as long as its tensor: disk full, a write that failed, or a file of another run",
+    why="DeepSpeed reads back fewer (or more) bytes than it swapped out; its asynchronous writes do not all report that "
+    "they failed. Empty the folder of nvme_path, look at its room (df -h) and whether its file system takes O_DIRECT.",
 )
 says(
     "disk-nearly-full",
@@ -321,13 +353,38 @@ says(
     "beegfs: disabled connection",
     "Disk lease period expired ",  # GPFS
     "unmounted by the system",
+    "No locks available",
+    "Errno 37]",
+    "nable to lock file",
+    "Read-only file system",
+    "Errno 30]",
+    "Text file busy",
+    "Device or resource busy: '.nfs",
+    "Resource deadlock avoided",
+    "flock: failed",
+    "Rewound credential",
+    "Expired credential",
+    "Invalid authentication credential",
+    "clock is skewed",
+    "unable to acquire lock",
+    "filelock{}Timeout",
+    "Lock {} could not be acquired",
+    "Timeout: The file lock",
+    "Structure needs cleaning",
+    "Errno 74]",
+    "nfs4_reclaim",
+    "NFS: state manager",
+    "in uninterruptible sleep",
+    "rpc_wait_bit_killable",
+    "wait_on_page",
+    "nfs_wait",
     cause="sys.clock-or-dns-or-fs",
     strength=0.8,
     title="a shared file system or the host hangs or fails",
-    why="The kernel or the program reports input/output trouble or a stale handle.",
+    why="The kernel or the program reports input/output trouble, a stale handle, a lock that is refused, a file system that turned read-only, or clocks that differ.",
     where=lambda groups, line: (
         not re.search(
-            r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|"
+            r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|check lease failed|"
             r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
             line,
         )  # of a network's library EIO is an adapter's (status -3: UCX's)
@@ -503,41 +560,6 @@ says(
     strength=0.55,
     title="Ray's daemon (raylet) on a node ended: crashed, killed for memory, or Ray was stopped there",
     why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
-)
-says(
-    "fs-locks",
-    "No locks available",
-    "Errno 37]",
-    "nable to lock file",
-    "Read-only file system",
-    "Errno 30]",
-    "Text file busy",
-    "Device or resource busy: '.nfs",
-    "Resource deadlock avoided",
-    "flock: failed",
-    "Rewound credential",
-    "Expired credential",
-    "Invalid authentication credential",
-    "Clock skew detected",
-    "clock is skewed",
-    "unable to acquire lock",
-    "filelock{}Timeout",
-    "Lock {} could not be acquired",
-    "Timeout: The file lock",
-    "Structure needs cleaning",
-    "Errno 74]",
-    "Errno 110]",
-    "nfs4_reclaim",
-    "NFS: state manager",
-    "in uninterruptible sleep",
-    "rpc_wait_bit_killable",
-    "wait_on_page",
-    "nfs_wait",
-    cause="sys.clock-or-dns-or-fs",
-    strength=0.84,
-    title="a shared file system (or the host's clock) is in trouble",
-    why="File locks are refused, the file system is read-only or hangs, or clocks differ (munge).",
-    where=lambda groups, line: not re.search(r"check lease failed|Connection|connect|NTP synchronized: yes", line),
 )
 says(
     "container-runtime",

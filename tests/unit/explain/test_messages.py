@@ -749,17 +749,38 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "flock: LOCK_SH ok",
         "different collectives are overlapped",
         "custom_all_reduce is not used",
+        "the version of the NVIDIA driver is 550.54.15",
+        "INFO destroyed process group",
+        "torch.distributed: process group is already initialized, skipping",
+        "        ephemeral-storage:  100Gi",
+        "  DiskPressure     False   Mon, 02 Mar 2026   KubeletHasNoDiskPressure   kubelet has no disk pressure",
+        '            "OOMKilled": false,',
+        "jobs of this partition can be preempted",
+        "SIGTERM and SIGHUP handlers installed: Received SIGTERM means save and leave",
+        "Trainer State: Initializing",
+        "the conflict between numpy 1.26 and 2.1 cannot be resolved",
+        "dashboard: port 8265 is already in use, using 8266",
+        "nan check: contains NaN: False",
+        "WARNING: environment variable CUDA_HOME is not set",
+        "Trial 3 was marked as failed",
+        "Unable to shutdown process 81 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+        "slurmstepd: will send SIGKILL in 30 s",
+        "mount.nfs: trying text-based options 'vers=4.2,addr=10.0.0.9'",
+        "throttle reasons: 0x0000000000000001 (gpu_idle)",
     ],
 )
 def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     timed_out = "[rank0]:[E1103 04:10:11.0 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n"
-    got = explain_text(f"{line}\n{timed_out}")
+    got = explain_text(f"{timed_out}{line}\n")
     assert [cause.id for cause in got.causes if cause.confidence > 0.5] in ([], ["app.straggler-timeout"])
 
 
 @pytest.mark.parametrize(
     ("wanted", "line"),
     [
+        ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
+        ("net.hostname-resolution", "ERROR: the hostname gpu-worker-3.train could not be resolved"),
+        ("launch.env-missing", "ValueError: environment variable LOCAL_RANK is not set"),
         ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
         ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -58,6 +59,18 @@ def test_rules_ask_for_signatures_that_exist() -> None:
     known = {name + end for name, signature in all_signatures().items() for end in ("", "-rows" * bool(signature.rows))}
     assert len(asked) > 100
     assert asked - known == set()
+
+
+def test_lists_of_signatures_name_only_signatures_that_exist() -> None:
+    known = {name + end for name, signature in all_signatures().items() for end in ("", "-rows" * bool(signature.rows))}
+    unknown = []
+    for file in Path(explain.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Tuple):
+                names = {item.value for item in node.elts if isinstance(item, ast.Constant)}
+                if len(names & known) > max(1, len(names - known)):
+                    unknown += [(file.name, name) for name in names - known]
+    assert unknown == []
 
 
 def test_every_fact_is_asked_for() -> None:
