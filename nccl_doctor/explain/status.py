@@ -109,12 +109,6 @@ CUDA = (
     (803, "SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH", "unsupported display driver", "gpu.driver"),
     (804, "CompatNotSupportedOnDevice", "COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility", "gpu.driver"),
 )
-_Row = tuple[Any, ...]
-_ENDED = (
-    r"\b(?:exit ?(?:code|status|value)|exit(?:ed)?|(?:exited|terminated) with(?: code| status)?|return(?:ed)? ?code|code|status)"
-    r"\W{0,3}(?:is |of )?"
-)
-
 
 # What has no number and no name, by cause; it is asked in this order.
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -200,6 +194,14 @@ def words() -> dict[str, str]:
     return {cause: "|".join(said) for cause, said in found.items()}
 
 
+_Row = tuple[Any, ...]
+# How a process's end is told before its number
+_ENDED = (
+    r"\b(?:exit ?(?:code|status|value)|exit(?:ed)?|(?:exited|terminated) with(?: code| status)?|return(?:ed)? ?code|code|status)"
+    r"\W{0,3}(?:is |of )?"
+)
+
+
 def _patterns() -> dict[str, list[str]]:
     """Cause id -> regular expressions, without regard to case, of which one is in a line with a row of a table."""
     found: dict[str, list[str]] = {}
@@ -224,7 +226,7 @@ def _patterns() -> dict[str, list[str]]:
         add(cause, rf"exit_?code\W{{0,2}}\d{{1,3}}:(?:{numbers})\b")  # Slurm's, of code and signal
     for cause, rows in _by_cause(COMPLETIONS):
         numbers = _either(one for row in rows for one in (row[0], hex(row[0])))
-        add(cause, rf"{_either(row[1] for row in rows)}(?:_|\b)", *(row[2] for row in rows))
+        add(cause, rf"(?:{_either(row[1] for row in rows)})(?:_|\b)", *(row[2] for row in rows))
         add(cause, rf"(?:completion|work item|wr_id).{{0,60}}\bstatus\W{{0,3}}(?:{numbers})\b")
         add(cause, rf"\bstatus\W{{0,3}}(?:{numbers})\b.{{0,20}}(?:opcode|wr_id|vendor|syndrom)")
     for cause, rows in _by_cause(_RPC):

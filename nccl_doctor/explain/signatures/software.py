@@ -436,6 +436,7 @@ says(
     cause="app.rank-exception",
     strength=0.62,
     title="an assertion of native code ended a process: {assertion}",
+    page="app.rank-exception.native",
     why="C's assert prints its place and condition, and aborts: whose code it is, the file's path tells.",
     where=lambda groups, line: (
         "thread: [" not in line and "num_file_bytes" not in line and _C_ASSERTION.search(line) is not None
@@ -449,6 +450,7 @@ says(
     cause="app.rank-exception",
     strength=0.55,
     title="a check of native code ended a process: {check}",
+    page="app.rank-exception.native",
     why="glog, absl, TensorFlow, XLA and Ray print the condition that does not hold, and abort.",
     where=lambda groups, line: (
         _FATAL_CHECK.search(line) is not None and _CHECKS_KNOWN_BETTER.search(groups["check"]) is None
@@ -460,6 +462,7 @@ says(
     cause="app.rank-exception",
     strength=0.55,
     title="the compiler below Triton, XLA or Numba ended a process: LLVM ERROR: {error}",
+    page="app.rank-exception.native",
     why="LLVM aborts on what it cannot compile: code for another GPU or CPU, or a bug of that release.",
     where=lambda groups, line: "out of memory" not in line,
 )

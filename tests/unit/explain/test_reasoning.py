@@ -994,6 +994,15 @@ def test_who_failed_is_asked_to_say_more() -> None:
     assert any("what the launcher printed on every node" in step for step in explain_text(partly).next)
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["python: frob.cc:77: void frob(): Assertion `x > 0' failed.", "LLVM ERROR: cannot frob this"],
+)
+def test_native_code_that_ended_itself_has_its_own_page(said: str) -> None:
+    cause = explain_text(f"{said}\n").causes[0]
+    assert (cause.id, cause.playbook) == ("app.rank-exception", "app.rank-exception.native")
+
+
 def test_a_job_that_no_rank_can_join_is_ended_because_of_that() -> None:
     """Each node counted itself as the first; somebody cancelled what stood still."""
     cancelled = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-01T10:00:00 ***\n"
