@@ -13,11 +13,17 @@ _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One Python frame, as py-spy tells it."""
+    """One Python frame, as py-spy tells it.
+
+    Of the innermost of torch.distributed: ``peer``, the rank of the job that the call names (``src``, ``dst``), None where
+    it names none or it was not read; ``default_group``: the call is known to name no group.
+    """
 
     function: str
     file: str
     line: int = 0
+    peer: int | None = None
+    default_group: bool = False
 
     @property
     def short(self) -> str:
@@ -72,6 +78,7 @@ class Reading(msgspec.Struct, frozen=True):
     cpu_s: float
     main: Thread | None = None
     frozen: bool = False  # its control group is
+    dumps_core: bool = False  # it has crashed, and the kernel writes its memory to a file
     tracer: int = 0
     resident_bytes: int = 0
     read_bytes: int | None = None
