@@ -18,9 +18,10 @@ _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrap
 class Doing(msgspec.Struct, frozen=True):
     """What a process does, by its state and its main thread's Python stack.
 
-    ``kind``: ``stopped``, ``frozen``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
-    DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
-    a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or ``unknown``. ``name`` is the collective's, ``frame`` quotes
+    ``kind``: ``stopped``, ``frozen``, ``traced``, ``ended``, ``crashed`` (the kernel writes its core dump), ``kernel`` (state D),
+    ``collective``, ``store``, ``loader`` (waits for a DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``,
+    ``gpu``, ``own`` (anything else) or, without a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or
+    ``unknown``. ``name`` is the collective's, ``frame`` quotes
     where, ``user`` is the innermost line of the user's own code.
     """
 
@@ -68,7 +69,9 @@ def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
         return Doing("ended")
     user = next((str(frame) for frame in frames if not frame.installed), "")
     kernel = {"T": "stopped", "t": "traced"}.get(reading.state, "")
-    if reading.frozen:
+    if reading.dumps_core:
+        kernel = "crashed"
+    elif reading.frozen:
         kernel = "frozen"
     elif reading.main and reading.main.state == "D":
         kernel = "kernel"
@@ -100,7 +103,7 @@ def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
     for frame in frames:
         kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
         if kind:
-            return kind, frame.function, frame
+            return kind, frame.function if kind == "store" else "", frame
     if any(frame.file.startswith("<frozen importlib") for frame in frames):
         return "importing", "", frames[0]
     return "own", "", frames[0]

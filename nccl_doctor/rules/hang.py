@@ -12,6 +12,7 @@ from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.job_launchers import waiting_launchers
+from nccl_doctor.rules.job_words import WAITING, where
 from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.rank_variables import local_rank
 from nccl_doctor.rules.ranks import Rank, RunningJob
@@ -110,6 +111,9 @@ def examine(bundle: Bundle) -> Hang:
             bundle, "stands", f"no rank has been started: torchrun on {where} waits for others", jobs, report
         )
     verdict, sentence = _without_cause(jobs[0])
+    perhaps = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
+    if verdict in ("stands", "not-known") and perhaps:
+        sentence = f"{sentence.partition('; ')[0]}; perhaps {perhaps}"
     return _answer(bundle, verdict, sentence, jobs, report)
 
 
@@ -147,6 +151,8 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
 def _without_cause(job: RunningJob) -> tuple[str, str]:
     interval = f"{job.interval_s:.1f} s"
     who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
+    if len(common := {where(rank) for rank in job.waiting}) == 1:
+        who += f" {common.pop()}"
     if job.over:
         return (
             "not-known",
@@ -193,7 +199,7 @@ def _row(rank: Rank, job: RunningJob) -> RankRow:
         waits=rank in job.waiting,
         stays=rank.stays,
         cpu_s=rank.cpu_s,
-        gpus=rank.gpus,
+        gpus=tuple(map(str, rank.gpus)),
     )  # fmt: skip
 
 

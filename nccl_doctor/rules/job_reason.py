@@ -31,6 +31,12 @@ _BY_FRAME = {
     ("cmd.py", ""): "stands in a debugger (pdb)",
     ("torch/utils/file_baton.py", "wait"): "waits for the lock file of another process that builds an extension",
     ("filelock/_api.py", "acquire"): "waits for a lock file",
+    ("threading.py", "join"): "waits for a thread to end",
+    ("queue.py", "get"): "waits for another thread to fill a queue",
+    ("queue.py", "put"): "waits for another thread to empty a queue",
+    ("multiprocessing/queues.py", "get"): "waits for another process to fill a queue",
+    ("multiprocessing/pool.py", ""): "waits for a child process of its pool",
+    ("concurrent/futures/_base.py", "result"): "waits for a thread or child process of its executor",
     ("threading.py", "_shutdown"): "has come to its program's end, and waits for a thread",
     ("concurrent/futures/thread.py", "_python_exit"): "has come to its program's end, and waits for a thread",
     ("multiprocessing/util.py", "_exit_function"): "has come to its program's end, and waits for a child process",
@@ -51,12 +57,13 @@ _FIXES = {
     ),
     "waits for a lock or another thread": "two locks taken in two orders? compare the lines of its threads",
 }
-# What the main thread sleeps in, in the kernel: the first that is part of the function's name.
+# What the main thread sleeps in, in the kernel: the first that is part of the function's name, or of the file that is polled.
 _BY_KERNEL = (
     ("nanosleep", "sleeps"),
     ("wait_for_partner", "waits for the other end of a FIFO"),
     ("pipe", "waits for a pipe"),
     ("unix_stream", "waits for another process"),
+    ("socket:[", "waits for another process"),
     ("futex", "waits for a lock or another thread"),
     ("do_wait", "waits for its child process"),
     ("tty", "waits for input from a terminal"),
@@ -73,7 +80,12 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
     if lock:
         return lock
     by_kind = "" if worker else _BY_KIND.get(rank.now.kind, "")
-    words = by_kind or _answer(main) or _by_frame(process) or _by_kernel(main)
+    words = (
+        by_kind
+        or _answer(main, rank.process.environment.get("MASTER_PORT", ""))
+        or _by_frame(process)
+        or _by_kernel(main)
+    )
     proof: tuple[Evidence, ...] = ()
     if "thread" in words:
         proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
@@ -98,17 +110,23 @@ def _by_frame(process: Process) -> str:
     return ""
 
 
-def _answer(main: Thread | None) -> str:
-    """Whose answer it waits for, where its system call says that."""
-    if main and main.call in ("recvfrom", "read") and main.file.startswith("TCP"):
-        return f"waits for an answer from {main.file.rpartition(' ')[2]}"
-    if main and main.call == "read" and main.file.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+def _answer(main: Thread | None, store_port: str) -> str:
+    """Whose answer it waits for, where its system call says that; ``store_port`` is that of the job's store."""
+    if main is None or main.call not in ("recvfrom", "read", "poll"):
+        return ""
+    if main.file.startswith("TCP"):
+        peer = main.file.rpartition(" ")[2]
+        if store_port and peer.rpartition(":")[2] == store_port:
+            return f"waits for the job's store ({peer}), perhaps for a key that nobody sets,"
+        return f"waits for an answer from {peer}"
+    if main.file.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return f"waits for input from {main.file}"
     return ""
 
 
 def _by_kernel(main: Thread | None) -> str:
-    return next((words for part, words in _BY_KERNEL if main and part in main.waits_in), "is")
+    place = "" if main is None else main.file if main.call == "poll" else main.waits_in
+    return next((words for part, words in _BY_KERNEL if part in place), "is")
 
 
 def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:

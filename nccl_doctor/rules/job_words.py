@@ -17,6 +17,8 @@ from nccl_doctor.rules.units import duration, size
 WAITING = "hang.waiting"
 QUOTED = 3
 YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
+ANSWERED_BY = {"send": "recv", "recv": "send"}
+_TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
 
 
@@ -78,7 +80,7 @@ def proof_of(rank: Rank, process: Process | None = None) -> list[Evidence]:
         told = " < ".join(map(str, frames[:4])) + (" < ..." if len(frames) > 4 else "")
         proof.append(rank.evidence(told, "py-spy dump"))
     if rank.gpus and process is rank.process:
-        proof.append(rank.evidence("; ".join(rank.gpus), "NVML"))
+        proof.append(rank.evidence("; ".join(map(str, rank.gpus)), "NVML"))
     return proof
 
 
@@ -97,6 +99,22 @@ def look(rank: Rank, process: Process | None = None) -> Fix:
     return Fix(text, f"sudo {STACK} {process.pid}", rank.host)
 
 
+def called(rank: Rank) -> str:
+    """The name of the call that a rank waits in, with the rank that it names where that says which call it is.
+
+    Empty where the call is none that is known.
+    """
+    name = "backward" if rank.now.kind == "backward" else rank.now.name
+    towards = _TOWARDS.get(name) if name in ANSWERED_BY or rank.in_default_group else None
+    return f"{name} {towards} {rank.peer}" if towards and rank.peer is not None else name
+
+
+def where(rank: Rank, line: str = "") -> str:
+    """``in barrier at train (train.py:37)``; ``line`` of its stack, or else the innermost of the user's own code."""
+    name, at = called(rank), line or rank.now.user or rank.now.frame
+    return f"in {name} at {at}" if name else f"at {at}"
+
+
 def state(reading: Reading | None) -> str:
     """The state letter; empty where the process has ended."""
     return reading.state if reading else ""
@@ -105,8 +123,9 @@ def state(reading: Reading | None) -> str:
 def place_of(rank: Rank) -> Evidence:
     """Where a rank is, and how that is known."""
     source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
-    gpus = f" [{'; '.join(rank.gpus)}]" if rank.gpus else ""
-    return rank.evidence(rank.now.frame + gpus, source)
+    user = f" < {rank.now.user}" if rank.now.user not in ("", rank.now.frame) else ""
+    gpus = f" [{'; '.join(map(str, rank.gpus))}]" if rank.gpus else ""
+    return rank.evidence(rank.now.frame + user + gpus, source)
 
 
 def quoted(link: Link) -> Evidence:

@@ -45,7 +45,7 @@ WORKER = [
 IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
 
 DECLARED = {id for rule in all_rules() if rule.stage == JOB for id in rule.ids}
-Stack = list[tuple[str, str, int]]
+Stack = list[tuple[Any, ...]]  # function, file, line, and what else of the frame was read
 
 
 def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait", **more: Any) -> dict[str, Any]:
@@ -56,7 +56,10 @@ def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait
 def stacks(frames: Stack | None) -> dict[str, Any] | None:
     if frames is None:
         return None
-    told = [{"function": name, "file": file, "line": line} for name, file, line in frames]
+    told = [
+        {"function": name, "file": file, "line": line, **(more[0] if more else {})}
+        for name, file, line, *more in frames
+    ]
     return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": told}]}
 
 
@@ -153,6 +156,14 @@ def test_a_rank_that_is_elsewhere_is_named_with_its_line() -> None:
 STDLIB = "/usr/lib/python3.11/"
 POPEN = [("Popen._try_wait", STDLIB + "subprocess.py", 2004), *OWN]
 BATON = [("wait", "/opt/env/lib/python3.11/site-packages/torch/utils/file_baton.py", 49), *OWN]
+STORE = {"call": "poll", "file": "TCP 10.0.0.2:5 -> 10.0.0.1:29500"}
+QUEUE = [("Condition.wait", STDLIB + "threading.py", 327), ("Queue.get", STDLIB + "queue.py", 171), *OWN]
+JOIN = [("Thread.join", STDLIB + "threading.py", 1119), *OWN]
+POOL = [
+    ("Event.wait", STDLIB + "threading.py", 629),
+    ("ApplyResult.wait", STDLIB + "multiprocessing/pool.py", 765),
+    *OWN,
+]
 COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor/compile_fx.py", 9), *OWN]
 
 
@@ -163,12 +174,18 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (POPEN, {"waits_in": "do_wait"}, "waits for its child process in evaluate (train.py:31)", "in wait_for_partner"),
         ([("_shutdown", STDLIB + "threading.py", 1590)], {}, "has come to its program's end", "thread saver: save"),
         (OWN, {"call": "recvfrom", "file": "TCP 10.0.0.1:4 -> 10.9.9.9:443"}, "waits for an answer from 10.9.9.9:443 in", "443"),
+        (OWN, STORE, "waits for the job's store (10.0.0.1:29500), perhaps for a key that nobody sets, in evaluate", "29500"),
+        (OWN, {"call": "poll", "file": "pipe:[7]"}, "waits for a pipe in evaluate", "pipe:[7]"),
+        (OWN, {"call": "poll", "file": "socket:[7]"}, "waits for another process in evaluate", "socket:[7]"),
+        (QUEUE, {}, "waits for another thread to fill a queue in evaluate", "thread saver: save"),
+        (JOIN, {}, "waits for a thread to end in evaluate", "thread saver: save"),
+        (POOL, {}, "waits for a child process of its pool in evaluate", "in wait_for_partner"),
         (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
         ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
         (BATON, {"waits_in": "hrtimer_nanosleep"}, "waits for the lock file of another process that builds", "file_baton"),
         (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
     ],
-    ids=["lock", "child", "end", "answer", "input", "pdb", "build", "compile"],
+    ids=["lock", "child", "end", "answer", "store", "pipe", "socket", "queue", "join", "pool", "input", "pdb", "build", "compile"],
 )  # fmt: skip
 def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
     away = process(1, stack, readings=[reading(main=main)] * 2)
@@ -280,11 +297,6 @@ def test_where_one_rank_is_elsewhere_those_in_other_collectives_are_not_to_blame
     answer = examine(bundle(*ranks))
     assert blamed(first(answer)) == [("gpu01", 1)]
     assert {item.id for item in answer.report.findings} == {"hang.elsewhere", "hang.waiting"}
-    three = [
-        process(rank, [(name, *REDUCE[0][1:]), OWN[0]]) for rank, name in enumerate(("all_gather", "barrier", "reduce"))
-    ]
-    undecided = examine(bundle(*three, process(3, REDUCE)))
-    assert undecided.verdict == "stands" and "app.collective-mismatch" in {item.id for item in undecided.report.causes}
 
 
 def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
@@ -637,8 +649,146 @@ def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> No
 
 def test_ranks_in_different_collectives_are_a_mismatch() -> None:
     found = first(examine(bundle(*four(r1=process(1, REDUCE)))))
-    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu01", 1)]
-    assert "rank 1 waits in all_reduce, ranks 0,2-3 in barrier" in found.title
+    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu01", 1)] and found.confidence == 0.9
+    assert (
+        found.title
+        == "rank 1 waits in all_reduce at train (train.py:20), ranks 0,2-3 in barrier at train (train.py:37)"
+    )
+
+
+def calls(name: str, line: int, **read: Any) -> Stack:
+    """A call of torch.distributed at this line of the program, and what of its variables was read."""
+    return [(name, REDUCE[0][1], 1, read), ("train", "/job/train.py", line)]
+
+
+def mismatch(answer: Hang) -> Finding:
+    found = first(answer)
+    assert found.id == "app.collective-mismatch"
+    return found
+
+
+def mismatches(answer: Hang) -> list[Finding]:
+    return [item for item in answer.report.findings if item.id == "app.collective-mismatch"]
+
+
+def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> None:
+    ranks = [process(rank, calls(name, rank)) for rank, name in enumerate(("all_gather", "barrier", "reduce"))]
+    answer = examine(bundle(*ranks, process(3, REDUCE)))
+    assert mismatch(answer).confidence == 0.9 and len(blamed(mismatch(answer))) == 4
+    assert (
+        "rank 0 waits in all_gather at train (train.py:0), rank 1 in barrier at train (train.py:1)" in answer.sentence
+    )
+    part = bundle(*ranks[:2])
+    part = msgspec.structs.replace(part, hosts=part.hosts[:1])  # ranks 2 and 3 may be who both wait for
+    seen = examine(part)
+    assert seen.verdict == "stands" and "; perhaps rank 0 waits in all_gather" in seen.sentence
+    of_all = bundle(*(process(rank, calls(str(rank), rank, default_group=True)) for rank in range(2)))
+    assert mismatch(examine(msgspec.structs.replace(of_all, hosts=of_all.hosts[:1]))).confidence == 0.9
+
+
+def test_two_groups_of_ranks_in_two_collectives_may_stand_for_another_reason() -> None:
+    pairs = [process(rank, calls("all_reduce" if rank < 2 else "all_gather", rank // 2)) for rank in range(4)]
+    assert mismatch(examine(bundle(*pairs))).confidence == 0.8
+    for item in pairs[:2]:  # both pairs' groups are whole, but in this one all four have to come
+        item["stacks"] = [stacks(calls("all_reduce", 0, default_group=True))] * 2
+    assert mismatch(examine(bundle(*pairs))).confidence == 0.9
+
+
+def test_ranks_that_receive_from_each_other_in_a_ring_are_named_in_its_order() -> None:
+    ring = [process(rank, calls("recv", 5, peer=(rank + 1) % 4)) for rank in range(4)]
+    found = mismatch(examine(bundle(*ring)))
+    assert (
+        found.title == "ranks 0-3 wait for each other in a ring, 0 -> 1 -> 2 -> 3 -> 0, in recv at train (train.py:5)"
+    )
+    assert found.confidence == 0.9 and "batch_isend_irecv" in found.fixes[0].text
+    two = [process(rank, calls("recv", 5, peer=1 - rank)) for rank in range(2)]
+    found = mismatch(examine(bundle(*two, process(2), process(3))))
+    assert blamed(found) == [("gpu01", 0), ("gpu01", 1)] and "0 -> 1 -> 0" in found.title
+    posted = [process(rank, calls("send" if rank % 2 else "recv", 5, peer=rank ^ 1)) for rank in range(4)]
+    unread = [process(rank, calls("recv", 5)) for rank in range(4)]
+    for ranks in (posted, unread):
+        answer = examine(bundle(*ranks))
+        assert answer.verdict == "stands" and not mismatches(answer)
+    assert "4 of 4 ranks found wait in recv at train (train.py:5)" in answer.sentence
+
+
+def test_who_waits_for_the_message_of_a_rank_in_a_collective_is_told_with_it() -> None:
+    away = calls("all_reduce", 9)
+    ranks = [process(rank, calls("recv", 5, peer=2) if rank == 3 else away) for rank in range(4)]
+    found = mismatch(examine(bundle(*ranks)))
+    assert (
+        found.title == "rank 3 waits in recv from 2 at train (train.py:5), rank 2 in all_reduce at train (train.py:9)"
+    )
+    assert blamed(found) == [("gpu02", 2), ("gpu02", 3)] and found.confidence == 0.85
+    chain = [process(rank, calls("recv", 5, peer=rank + 1) if rank < 3 else away) for rank in range(4)]
+    assert blamed(mismatch(examine(bundle(*chain)))) == [("gpu02", 2), ("gpu02", 3)]  # 0 and 1 wait for those
+    whole = bundle(*ranks[2:])
+    part = msgspec.structs.replace(whole, hosts=whole.hosts[1:])  # rank 2 may wait for one that was not seen
+    assert examine(part).verdict == "stands" and mismatches(examine(part))[0].confidence == 0.4
+    ranks[2] = process(2, OWN)
+    assert blamed(first(examine(bundle(*ranks)))) == [("gpu02", 2)] and not mismatches(examine(bundle(*ranks)))
+
+
+def test_a_new_group_that_the_others_do_not_come_to_is_a_mismatch() -> None:
+    found = mismatch(examine(bundle(*four(r1=process(1, [("new_group", BARRIER[0][1], 5000), OWN[0]])))))
+    assert blamed(found) == [("gpu01", 1)] and "rank 1 waits in new_group at evaluate (train.py:31)" in found.title
+
+
+def test_roots_that_differ_are_a_mismatch_where_all_were_read() -> None:
+    def roots(*peers: int | None) -> Hang:
+        read = [{"default_group": peer is not None, "peer": peer} for peer in peers]
+        return examine(bundle(*(process(rank, calls("broadcast", 5, **read[rank])) for rank in range(4))))
+
+    assert (
+        "rank 1 waits in broadcast from 1 at train (train.py:5), ranks 0,2-3 in broadcast from 0"
+        in roots(0, 1, 0, 0).sentence
+    )
+    for answer in (roots(0, None, 0, 0), roots(0, 0, 0, 0)):
+        assert answer.verdict == "stands" and not mismatches(answer)
+
+
+BACKWARD = [("_engine_run_backward", "/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py", 979), OWN[1]]
+
+
+def test_who_has_left_the_loop_while_the_others_stand_in_backward_is_named() -> None:
+    """As of uneven data under DDP, whose all_reduce no Python frame shows."""
+    ranks = [process(rank, BARRIER if rank == 2 else BACKWARD) for rank in range(4)]
+    found = mismatch(examine(bundle(*ranks)))
+    assert (
+        found.title
+        == "rank 2 waits in barrier at train (train.py:37), ranks 0-1,3 in backward at <module> (train.py:40)"
+    )
+    assert blamed(found) == [("gpu02", 2)] and found.confidence == 0.7
+    for item in ranks:
+        item.update(devices=["gpu"], connections=[])  # long steps of a healthy job look so, too
+    answer = examine(bundle(*ranks))
+    assert answer.verdict == "not-known" and "; perhaps rank 2 waits in barrier" in answer.sentence
+    unseen = [process(rank, [] if rank == 2 else BARRIER) for rank in range(4)]  # it may be in the same barrier
+    assert not mismatches(examine(bundle(*unseen)))
+
+
+def test_a_crashed_rank_whose_core_dump_is_being_written_does_not_compute() -> None:
+    dumping = process(2, OWN, readings=[reading("R", dumps_core=True), reading("R", 3.9, dumps_core=True)])
+    found = first(examine(bundle(*four(r2=dumping))))
+    assert found.id == "hang.rank-gone.core-dump" and blamed(found) == [("gpu02", 2)]
+    assert "rank 2 (pid 102) has crashed in evaluate (train.py:31), and the kernel writes its core dump" in found.title
+
+
+@pytest.mark.parametrize(("idle", "watts", "severity"), [(0, 120, "fail"), (0, 600, "warn"), (40, 120, "warn")])
+def test_gpus_that_wait_for_an_idle_one_prove_who_is_elsewhere(idle: int, watts: int, severity: str) -> None:
+    def gpu(rank: int) -> dict[str, Any]:
+        use = {"utilization_percent": idle if rank == 3 else 100, "power_w": watts, "power_limit_w": 700}
+        return {"index": rank % 2, **use, "processes": [{"pid": 100 + rank, "kind": "compute"}]}
+
+    ranks = [process(rank, OWN if rank == 3 else SYNC, devices=["gpu"], connections=[]) for rank in range(4)]
+    whole = bundle(*ranks)
+    for number, host in enumerate(whole.hosts):
+        found = {"nvml": {"outcome": "ok"}, "smi": {"outcome": "ok"}, "gpus": [gpu(2 * number), gpu(2 * number + 1)]}
+        host.probes["gpu"] = ProbeResult(Outcome.OK, found)
+    answer = examine(whole)
+    (told,) = [item for item in answer.report.causes if item.id == "hang.elsewhere"]
+    assert told.severity.value == severity and blamed(told) == [("gpu02", 3)]
+    assert ("perhaps rank 3 (pid 103)" in answer.sentence) == (severity == "warn")
 
 
 def test_data_that_nobody_acknowledges_is_the_network_and_a_reader_that_stopped_is_not() -> None:
