@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain.flight_recorder.point_to_point import IN_TURN, cycle
 from nccl_doctor.findings.model import Finding, Fix, Severity, finding
-from nccl_doctor.rules.doing import Doing, main_frames
+from nccl_doctor.rules.doing import Doing, frames_of
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_words import ANSWERED_BY, QUOTED, WAITING, called, place_of, places, ranks_of, silence, where
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
@@ -162,7 +162,7 @@ def _mismatch(
 
 def _lines(rank: Rank) -> list[str]:
     """The lines of the user's own code that led there, innermost first."""
-    return [str(frame) for frame in main_frames(rank.process) if not frame.installed]
+    return [str(frame) for frame in frames_of(rank.process) if not frame.installed]
 
 
 def _calls(ranks: Iterable[Rank]) -> list[tuple[str, list[Rank]]]:

@@ -6,7 +6,7 @@ import msgspec
 
 from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
-from nccl_doctor.rules.doing import main_frames, other_threads
+from nccl_doctor.rules.doing import AT_THE_END, frames_of, main_works, other_threads
 from nccl_doctor.rules.job_words import QUOTED, proof_of, state
 from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob, cpu_between
 
@@ -37,9 +37,7 @@ _BY_FRAME = {
     ("multiprocessing/queues.py", "get"): "waits for another process to fill a queue",
     ("multiprocessing/pool.py", ""): "waits for a child process of its pool",
     ("concurrent/futures/_base.py", "result"): "waits for a thread or child process of its executor",
-    ("threading.py", "_shutdown"): "has come to its program's end, and waits for a thread",
-    ("concurrent/futures/thread.py", "_python_exit"): "has come to its program's end, and waits for a thread",
-    ("multiprocessing/util.py", "_exit_function"): "has come to its program's end, and waits for a child process",
+    **AT_THE_END,
     ("torch/_dynamo/eval_frame.py", ""): "compiles",
     ("torch/_inductor/compile_fx.py", ""): "compiles",
     ("socket.py", ""): "waits for an answer from the network",
@@ -87,7 +85,7 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
         or _by_kernel(main)
     )
     proof: tuple[Evidence, ...] = ()
-    if "thread" in words:
+    if "thread" in words or not main_works(process):
         proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
     elif "child process" in words:
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
@@ -96,12 +94,13 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
 
 
 def _main(process: Process) -> Thread | None:
+    """Its main thread as the kernel sees it; None where another one does the work."""
     reading = process.readings[-1]
-    return reading.main if reading else None
+    return reading.main if reading and main_works(process) else None
 
 
 def _by_frame(process: Process) -> str:
-    for frame in main_frames(process):
+    for frame in frames_of(process):
         if not frame.installed:
             return ""  # the user's own code called nothing that tells
         words = _BY_FRAME.get((frame.short, frame.function.rpartition(".")[2])) or _BY_FRAME.get((frame.short, ""))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.facts.job import Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.doing import Doing, is_worker, looks, main_frames
+from nccl_doctor.rules.doing import Doing, frames_of, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
@@ -38,7 +38,7 @@ def _stuck_workers(rank: Rank) -> list[Process]:
 
 def _is_idle(process: Process) -> bool:
     """Whether a worker waits for the next batch's indices, or where it is now could not be seen."""
-    functions = [frame.function for frame in main_frames(process)]
+    functions = [frame.function for frame in frames_of(process)]
     if "_worker_loop" not in functions:
         return True
     inner = functions[: functions.index("_worker_loop")]

@@ -9,7 +9,7 @@ from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.job import Process, Reading
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
-from nccl_doctor.rules.doing import main_frames
+from nccl_doctor.rules.doing import frames_of
 from nccl_doctor.rules.engine import Host
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.units import duration, size
@@ -76,7 +76,7 @@ def proof_of(rank: Rank, process: Process | None = None) -> list[Evidence]:
     """What was read of a rank (or of one of its children): its state, then its stack."""
     process = process or rank.process
     proof = [rank.evidence(state_of(process), f"/proc/{process.pid}")]
-    if frames := main_frames(process):
+    if frames := frames_of(process):
         told = " < ".join(map(str, frames[:4])) + (" < ..." if len(frames) > 4 else "")
         proof.append(rank.evidence(told, "py-spy dump"))
     if rank.gpus and process is rank.process:
@@ -95,7 +95,7 @@ def silence(job: RunningJob) -> list[Evidence]:
 def look(rank: Rank, process: Process | None = None) -> Fix:
     """The command that shows where a rank, or one of its children, stands: anew, where the answer quotes its stack."""
     process = process or rank.process
-    text = "see its whole stack, as it is now" if main_frames(process) else "see where it stands"
+    text = "see its whole stack, as it is now" if frames_of(process) else "see where it stands"
     return Fix(text, f"sudo {STACK} {process.pid}", rank.host)
 
 

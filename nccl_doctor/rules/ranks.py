@@ -8,7 +8,7 @@ import msgspec
 
 from nccl_doctor.facts.job import Connection, Process
 from nccl_doctor.findings.model import Evidence
-from nccl_doctor.rules.doing import Doing, main_frames
+from nccl_doctor.rules.doing import Doing, frames_of
 from nccl_doctor.rules.rank_variables import local_rank, local_world
 
 SURELY = ("collective", "store")
@@ -64,12 +64,12 @@ class Rank(msgspec.Struct, frozen=True):
     @property
     def peer(self) -> int | None:
         """The rank that its call of torch.distributed names: whose message, or whose tensor."""
-        return next((frame.peer for frame in main_frames(self.process) if frame.peer is not None), None)
+        return next((frame.peer for frame in frames_of(self.process) if frame.peer is not None), None)
 
     @property
     def in_default_group(self) -> bool:
         """Whether its call is known to name no group: then every rank of the job has to come to it."""
-        return any(frame.default_group for frame in main_frames(self.process))
+        return any(frame.default_group for frame in frames_of(self.process))
 
     @property
     def label(self) -> str:

@@ -53,14 +53,16 @@ def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait
     return {"state": state, "cpu_s": cpu_s, "main": main, **more}
 
 
-def stacks(frames: Stack | None) -> dict[str, Any] | None:
-    if frames is None:
-        return None
-    told = [
-        {"function": name, "file": file, "line": line, **(more[0] if more else {})}
-        for name, file, line, *more in frames
+def frames_of(stack: Stack) -> list[dict[str, Any]]:
+    return [
+        {"function": name, "file": file, "line": line, **(more[0] if more else {})} for name, file, line, *more in stack
     ]
-    return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": told}]}
+
+
+def stacks(stack: Stack | None) -> dict[str, Any] | None:
+    if stack is None:
+        return None
+    return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": frames_of(stack)}]}
 
 
 def process(rank: int, stack: Stack | None = None, before: Stack | None = None, **more: Any) -> dict[str, Any]:
@@ -178,7 +180,7 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (OWN, {"call": "poll", "file": "pipe:[7]"}, "waits for a pipe in evaluate", "pipe:[7]"),
         (OWN, {"call": "poll", "file": "socket:[7]"}, "waits for another process in evaluate", "socket:[7]"),
         (QUEUE, {}, "waits for another thread to fill a queue in evaluate", "thread saver: save"),
-        (JOIN, {}, "waits for a thread to end in evaluate", "thread saver: save"),
+        (JOIN, {}, "is in save (ckpt.py:7)", "thread MainThread: evaluate (train.py:31)"),
         (POOL, {}, "waits for a child process of its pool in evaluate", "in wait_for_partner"),
         (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
         ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
@@ -196,6 +198,30 @@ def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words
     found = first(examine(bundle(*four(r1=away), child)))
     assert found.id == "hang.elsewhere" and f"rank 1 (pid 101) {words}" in found.title
     assert proof in " ".join(item.text for item in found.evidence)
+
+
+RAY = [("main_loop", "/opt/env/lib/python3.11/site-packages/ray/_private/worker.py", 955)]
+
+
+@pytest.mark.parametrize(
+    ("main", "undecided"),
+    [
+        (RAY, "is in main_loop (ray/_private/worker.py:955)"),
+        (JOIN, "waits for a thread to end in evaluate (train.py:31)"),
+    ],
+    ids=["a main thread that serves", "one that waits"],
+)
+def test_a_rank_that_trains_in_another_thread_is_told_by_that(main: Stack, undecided: str) -> None:
+    def threads(*each: Stack) -> list[dict[str, Any]]:
+        found = [{"id": at, "name": f"thread-{at}", "frames": frames_of(stack)} for at, stack in enumerate(each)]
+        return [{"outcome": "ok", "threads": found}] * 2
+
+    ranks = [process(rank, stacks=threads(main, OWN if rank == 3 else calls("all_reduce", 20))) for rank in range(4)]
+    found = first(examine(bundle(*ranks)))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    assert "rank 3 (pid 103) is in evaluate (train.py:31); 3 other ranks wait in all_reduce" in found.title
+    ranks[3] = process(3, readings=[reading(waits_in="x")] * 2, stacks=threads(main, OWN, REDUCE))  # which of the two?
+    assert undecided in first(examine(bundle(*ranks))).title
 
 
 def test_who_holds_the_file_lock_is_named_be_it_a_rank_or_a_stranger() -> None:

@@ -104,7 +104,7 @@ def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
     inner = "import os, subprocess, sys\n"
     inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env={**os.environ, 'RANK': '1'})"
     start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0", "SLURM_STEP_ID=0")
-    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    _, found = look_until(lambda found: [item.environment.get("RANK") for item in found] == [None, "1"])
     assert [(item.role, item.environment.get("RANK")) for item in found] == [("wrapper", None), ("rank", "1")]
 
 
@@ -133,7 +133,8 @@ def test_ranks_of_lightning_are_told_apart_by_their_place(start: Start) -> None:
     first = "import os, subprocess, sys; os.environ.update(NODE_RANK='1', LOCAL_RANK='0')\nown = os.environ.copy()\n"
     source = "own['LOCAL_RANK'] = '1'\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env=own)"
     start(0, first + source, "env", "-u", "RANK")
-    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    # Before it runs its program, the second still has the variables of the first.
+    _, found = look_until(lambda found: [item.environment["LOCAL_RANK"] for item in found] == ["0", "1"])
     assert [(item.role, item.placed, item.environment["LOCAL_RANK"]) for item in found] == [
         ("rank", True, "0"),
         ("rank", True, "1"),
@@ -479,6 +480,20 @@ def test_whom_a_call_of_torch_names_is_read_and_nothing_else_of_its_variables(
     inner, *others = thread["frames"]
     assert (inner["peer"], inner["default_group"]) == (peer, default_group) and "hunter2" not in str(told)
     assert all(set(frame) == {"function", "file", "line"} for frame in others)
+
+
+def test_of_many_threads_those_of_the_users_program_are_kept(tmp_path: Path) -> None:
+    frames = [_frame("run", "/usr/lib/python3.11/threading.py")]
+    program = _py_spy(tmp_path, frames)
+    (thread,) = json.loads((tmp_path / "answer").read_text())
+    service = [
+        {**thread, "os_thread_id": number, "thread_name": f"service-{number}", "active": True} for number in range(6)
+    ]
+    own = {**thread, "os_thread_id": 9, "thread_name": "train", "frames": [_frame("train", "/job/train.py"), *frames]}
+    main = {**thread, "os_thread_id": os.getpid()}
+    (tmp_path / "answer").write_text(json.dumps([*service, own, main]))
+    told = stacks.take(program, [os.getpid()])[os.getpid()]["threads"]
+    assert [item["name"] for item in told[:2]] == ["MainThread", "train"] and len(told) == stacks.THREADS
 
 
 def test_where_variables_cannot_be_read_the_stack_is_taken_without(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from nccl_doctor.agent.probing import read_text, run_command
 LIMIT_S = 8.0  # of one process, and
 LOOK_S = 12.0  # of all of one look: where py-spy hangs, the job's other facts must not be lost with its stacks
 FRAMES = 40  # innermost ones kept of each thread
-THREADS = 4  # kept of each process: the main thread, then those that run
+THREADS = 4  # kept of each process: the main thread, then those of the user's own program, then those that run
 AT_ONCE = 8
 
+_INSTALLED = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3")
 _C10D = "torch/distributed/distributed_c10d.py"
 _LOGGER = "torch/distributed/c10d_logger.py"  # its wrapper around each call holds what the program gave
 
@@ -121,8 +122,15 @@ def _one(program: str, pid: int, end: float) -> Dict[str, Any]:
         threads = [_thread(item) for item in json.loads(result.stdout)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"outcome": "failed", "detail": "py-spy's answer: %s: %s" % (type(error).__name__, error), "threads": []}
-    threads.sort(key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not item["active"]))
+    threads.sort(
+        key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not _is_own(item), not item["active"])
+    )
     return {"outcome": "ok", "detail": "", "threads": threads[:THREADS]}
+
+
+def _is_own(thread: Dict[str, Any]) -> bool:
+    """Whether it runs code of the user's own program, as far as its files' places tell."""
+    return not all(_INSTALLED.search(frame["file"]) for frame in thread["frames"])
 
 
 def _has_ended(pid: int) -> bool:
