@@ -136,7 +136,8 @@ def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
         kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
         if kind:
             return kind, frame.function if kind == "store" else "", frame
-    if any(frame.file.startswith("<frozen importlib") for frame in frames):
+    waits = frames[0].function.endswith("_ModuleLock.acquire")  # for another thread that imports the same
+    if any(frame.file.startswith("<frozen importlib") for frame in frames) and not waits:
         return "importing", "", frames[0]
     return "own", "", frames[0]
 

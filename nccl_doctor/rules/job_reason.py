@@ -31,6 +31,8 @@ _BY_FRAME = {
     ("cmd.py", ""): "stands in a debugger (pdb)",
     ("torch/utils/file_baton.py", "wait"): "waits for the lock file of another process that builds an extension",
     ("filelock/_api.py", "acquire"): "waits for a lock file",
+    ("<frozen importlib._bootstrap>", "acquire"): "waits for another thread to import a module",
+    ("asyncio/base_events.py", ""): "waits in its event loop",
     ("threading.py", "join"): "waits for a thread to end",
     ("queue.py", "get"): "waits for another thread to fill a queue",
     ("queue.py", "put"): "waits for another thread to empty a queue",

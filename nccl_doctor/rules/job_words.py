@@ -100,13 +100,9 @@ def look(rank: Rank, process: Process | None = None) -> Fix:
 
 
 def called(rank: Rank) -> str:
-    """The name of the call that a rank waits in, with the rank that it names where that says which call it is.
-
-    Empty where the call is none that is known.
-    """
+    """The name of the call that a rank waits in, with the rank that it names; empty where it is none that is known."""
     name = "backward" if rank.now.kind == "backward" else rank.now.name
-    towards = _TOWARDS.get(name) if name in ANSWERED_BY or rank.in_default_group else None
-    return f"{name} {towards} {rank.peer}" if towards and rank.peer is not None else name
+    return f"{name} {_TOWARDS[name]} {rank.peer}" if name in _TOWARDS and rank.peer is not None else name
 
 
 def where(rank: Rank, line: str = "") -> str:

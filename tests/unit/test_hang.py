@@ -166,6 +166,8 @@ POOL = [
     ("ApplyResult.wait", STDLIB + "multiprocessing/pool.py", 765),
     *OWN,
 ]
+IMPORT = [("_ModuleLock.acquire", "<frozen importlib._bootstrap>", 120), *OWN]
+LOOP = [("EpollSelector.select", STDLIB + "selectors.py", 468), ("run", STDLIB + "asyncio/base_events.py", 607), *OWN]
 COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor/compile_fx.py", 9), *OWN]
 
 
@@ -181,13 +183,16 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (OWN, {"call": "poll", "file": "socket:[7]"}, "waits for another process in evaluate", "socket:[7]"),
         (QUEUE, {}, "waits for another thread to fill a queue in evaluate", "thread saver: save"),
         (JOIN, {}, "is in save (ckpt.py:7)", "thread MainThread: evaluate (train.py:31)"),
+        (IMPORT, {}, "waits for another thread to import a module in evaluate", "thread saver: save"),
+        (LOOP, {}, "waits in its event loop in evaluate", "asyncio/base_events.py:607"),
         (POOL, {}, "waits for a child process of its pool in evaluate", "in wait_for_partner"),
         (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
         ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
         (BATON, {"waits_in": "hrtimer_nanosleep"}, "waits for the lock file of another process that builds", "file_baton"),
         (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
     ],
-    ids=["lock", "child", "end", "answer", "store", "pipe", "socket", "queue", "join", "pool", "input", "pdb", "build", "compile"],
+    ids=["lock", "child", "end", "answer", "store", "pipe", "socket", "queue",
+         "join", "import", "loop", "pool", "input", "pdb", "build", "compile"],
 )  # fmt: skip
 def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
     away = process(1, stack, readings=[reading(main=main)] * 2)
@@ -720,6 +725,27 @@ def test_two_groups_of_ranks_in_two_collectives_may_stand_for_another_reason() -
     assert mismatch(examine(bundle(*pairs))).confidence == 0.9
 
 
+def test_two_collectives_are_less_certain_where_less_was_seen() -> None:
+    def sure(*ranks: dict[str, Any]) -> float:
+        return mismatch(examine(bundle(*ranks))).confidence
+
+    assert sure(*four(r1=process(1, calls("wait_tensor", 5)))) == 0.8  # which names no collective
+    over_nvlink = four(r1=process(1, REDUCE))
+    for item in over_nvlink:
+        item.update(devices=["gpu"], connections=[])
+    assert sure(*over_nvlink) == 0.6
+    once = four(r1=process(1, REDUCE))
+    for item in once:
+        item.update(readings=item["readings"][:1], stacks=item["stacks"][:1])
+    assert not mismatches(examine(bundle(*once)))
+
+
+def test_two_collectives_are_a_consequence_where_the_network_lost_what_a_rank_sent() -> None:
+    lost = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 5}
+    answer = examine(bundle(*four(r1=process(1, REDUCE, connections=[_connection(1, 3, **lost)]))))
+    assert first(answer).id == "hang.network" and [one.folded_under for one in mismatches(answer)] == ["hang.network"]
+
+
 def test_ranks_that_receive_from_each_other_in_a_ring_are_named_in_its_order() -> None:
     ring = [process(rank, calls("recv", 5, peer=(rank + 1) % 4)) for rank in range(4)]
     found = mismatch(examine(bundle(*ring)))
@@ -789,7 +815,7 @@ def test_who_has_left_the_loop_while_the_others_stand_in_backward_is_named() -> 
         item.update(devices=["gpu"], connections=[])  # long steps of a healthy job look so, too
     answer = examine(bundle(*ranks))
     assert answer.verdict == "not-known" and "; perhaps rank 2 waits in barrier" in answer.sentence
-    unseen = [process(rank, [] if rank == 2 else BARRIER) for rank in range(4)]  # it may be in the same barrier
+    unseen = [process(rank, BARRIER if rank == 2 else []) for rank in range(4)]  # they may be in the same barrier
     assert not mismatches(examine(bundle(*unseen)))
 
 

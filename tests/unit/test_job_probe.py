@@ -396,6 +396,20 @@ def test_the_one_socket_that_a_rank_polls_is_named(start: Start) -> None:
         assert main and main.call == "poll" and main.file.startswith("TCP 127.0.0.1:") and main.file.endswith(told)
 
 
+@pytest.mark.parametrize(("count", "told"), [(1, {"call": "poll", "file": "pipe:[5]", "file_system": ""}), (2, {})])
+def test_of_several_files_that_are_polled_none_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: dict[str, str]
+) -> None:
+    place = tmp_path / "proc" / "7"
+    (place / "fd").mkdir(parents=True)
+    (place / "fd" / "3").symlink_to("pipe:[5]")
+    (place / "mem").write_bytes(b"\0" * 16 + struct.pack("=ihh", 3, 1, 0))
+    (place / "syscall").write_text(f"7 0x10 0x{count:x} 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setattr(stacks, "machine", lambda: "x86_64")
+    assert readings._call(7, "") == told
+
+
 def test_a_rank_whose_core_is_being_dumped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "proc" / "7"
     place.mkdir(parents=True)
