@@ -102,18 +102,14 @@ def examine(bundle: Bundle) -> Hang:
     if causes:
         first = causes[0]
         more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
-        where = fold(first.hosts)
-        told = first.title if first.title.startswith(f"{where} ") else f"{where}: {first.title}"
+        at = fold(first.hosts)
+        told = first.title if first.title.startswith(f"{at} ") else f"{at}: {first.title}"
         return _answer(bundle, "held", told + more, jobs, report)
     if not jobs:
-        where = fold(launcher.host for launcher in waiting)
-        return _answer(
-            bundle, "stands", f"no rank has been started: torchrun on {where} waits for others", jobs, report
-        )
-    verdict, sentence = _without_cause(jobs[0])
-    perhaps = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
-    if verdict in ("stands", "not-known") and perhaps:
-        sentence = f"{sentence.partition('; ')[0]}; perhaps {perhaps}"
+        at = fold(launcher.host for launcher in waiting)
+        return _answer(bundle, "stands", f"no rank has been started: torchrun on {at} waits for others", jobs, report)
+    doubtful = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
+    verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "")
     return _answer(bundle, verdict, sentence, jobs, report)
 
 
@@ -148,7 +144,8 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}{ended}"
 
 
-def _without_cause(job: RunningJob) -> tuple[str, str]:
+def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:
+    """Verdict and sentence where no finding is sure enough to blame anybody; ``perhaps`` says what the first one suspects."""
     interval = f"{job.interval_s:.1f} s"
     who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
     if len(common := {where(rank) for rank in job.waiting}) == 1:
@@ -163,10 +160,11 @@ def _without_cause(job: RunningJob) -> tuple[str, str]:
         return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
-        return "stands", f"job {job.id}: {who}{silent}; none of them stands out"
+        return "stands", f"job {job.id}: {who}{silent}; {perhaps or 'none of them stands out'}"
     if not job.waiting:
-        return "not-known", f"job {job.id}: no rank found waits for others in a call that is known; see what each does"
-    return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"
+        known = "no rank found waits for others in a call that is known"
+        return "not-known", f"job {job.id}: {known}; {perhaps or 'see what each does'}"
+    return "not-known", f"job {job.id}: {who}; {perhaps or 'what they wait for could not be seen'}"
 
 
 def _answer(

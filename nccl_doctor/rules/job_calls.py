@@ -47,11 +47,12 @@ def _awaited(job: RunningJob) -> dict[int, Rank]:
     """Who waits in a send or receive -> the rank at its other end, but for those whose other halves are posted."""
     found = {}
     for rank in job.waiting:
-        peer = job.ranks.get(-1 if rank.peer is None else rank.peer)
-        if rank.now.name in ANSWERED_BY and peer is not None:
-            answered = peer.now.name == ANSWERED_BY[rank.now.name] and peer.peer == rank.number
-            if not answered:
-                found[rank.number] = peer
+        peer = None if rank.peer is None else job.ranks.get(rank.peer)
+        if peer is None or rank.now.name not in ANSWERED_BY:
+            continue
+        answered = peer.now.name == ANSWERED_BY[rank.now.name] and peer.peer == rank.number
+        if not answered:
+            found[rank.number] = peer
     return found
 
 
@@ -92,7 +93,7 @@ def _unanswered(job: RunningJob) -> Finding | None:
     return _mismatch(
         job,
         who,
-        f"{_sentence([*_calls(receivers), *_calls(senders)])}",
+        _sentence([*_calls(receivers), *_calls(senders)]),
         who,
         (0.85 if job.stands else 0.6) if sure else 0.4,
         Fix("one has a message too few, or the other one too many: compare what both lines come after"),
@@ -102,9 +103,8 @@ def _unanswered(job: RunningJob) -> Finding | None:
 def _sides(job: RunningJob) -> Finding | None:
     """Different collectives, or one in different places; those who are fewer than all others are blamed, else all."""
     sides: dict[str, list[Rank]] = defaultdict(list)
-    all_read = all(
-        rank.in_default_group for rank in job.waiting
-    )  # else a root may be lacking for want of py-spy's answer
+    # Of roots only where every rank's was read: one may be lacking, and those of two groups differ rightly.
+    all_read = all(rank.in_default_group for rank in job.waiting)
     for rank in job.waiting:
         sides[called(rank) if all_read else rank.now.name].append(rank)
     by_name = len(sides) > 1
