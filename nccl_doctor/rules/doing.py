@@ -12,6 +12,7 @@ _C10D = (
     "torch/distributed/nn/",
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
+_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
 
 
@@ -46,9 +47,8 @@ def looks(process: Process) -> tuple[Doing, ...]:
 
 def is_worker(process: Process) -> bool:
     """Whether it is a DataLoader's worker, as either look saw it."""
-    return any(
-        frame.function == "_worker_loop" for at in range(len(process.stacks)) for frame in frames_of(process, at)
-    )
+    looks = (frames_of(process, at) for at in range(len(process.stacks)))
+    return any((frame.short, frame.function) == _WORKER for frames in looks for frame in frames)
 
 
 def frames_of(process: Process, at: int = -1) -> tuple[Frame, ...]:
@@ -78,7 +78,8 @@ def _leaves_it_to_another(frames: tuple[Frame, ...]) -> bool:
     functions = {(frame.short, frame.function.rpartition(".")[2]) for frame in frames}
     if ("threading.py", "join") in functions:
         return True
-    return bool(frames) and all(frame.installed for frame in frames) and functions.isdisjoint(AT_THE_END)
+    own_end = functions.intersection((*AT_THE_END, _WORKER))
+    return bool(frames) and all(frame.installed for frame in frames) and not own_end
 
 
 def other_threads(process: Process) -> list[str]:

@@ -42,7 +42,11 @@ WORKER = [
     ("fetch", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 52),
     ("_worker_loop", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 3),
 ]
-IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
+IDLE_WORKER = [
+    ("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257),
+    ("get", "/usr/lib/python3.11/multiprocessing/queues.py", 113),
+    WORKER[2],
+]
 
 DECLARED = {id for rule in all_rules() if rule.stage == JOB for id in rule.ids}
 Stack = list[tuple[Any, ...]]  # function, file, line, and what else of the frame was read
@@ -1018,8 +1022,12 @@ def test_a_lone_process_under_a_scheduler_is_no_second_job() -> None:
 
 def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
     left = process(1, stack=WORKER, parent=1)
-    found = first(examine(bundle(*four(r1=left))))
-    assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
+    idle = process(1, stack=IDLE_WORKER, parent=1)
+    for look in idle["stacks"]:  # its data set has a thread of its own
+        look["threads"].append({"id": 2, "name": "reader", "frames": frames_of(OWN)})
+    for item in (left, idle):
+        found = first(examine(bundle(*four(r1=item))))
+        assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
 
 
 def _program(**more: Any) -> dict[str, Any]:
