@@ -175,6 +175,7 @@ class Job(Fact, frozen=True):
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()
+    dump_problems: tuple[str, ...] = ()  # those that were left out, and why
     memory: tuple[dict[str, int], ...] = ()
     pressure: dict[str, str] = msgspec.field(default_factory=dict)
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)

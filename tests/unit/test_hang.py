@@ -904,6 +904,23 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     assert alive.verdict == "moves" and not alive.report.causes
 
 
+def test_what_nccl_and_its_recorder_did_not_tell_is_missed_in_a_job_with_gpus() -> None:
+    def missed(*ranks: dict[str, Any], **facts: Any) -> dict[str, str]:
+        return {gap.what: gap.why for gap in examine(bundle(*ranks, **facts)).report.unknown}
+
+    counts, dump = "NCCL's own counts (RAS)", "a flight-recorder dump"
+    with_gpus = [process(rank, devices=["gpu"]) for rank in range(4)]
+    assert counts not in missed(*four()) and "no rank listens on its port" in missed(*with_gpus)[counts]
+    refused = {"address": "127.0.0.1:28028", "error": "Connection refused"}
+    assert missed(*with_gpus, ras=[refused, refused])[counts] == "127.0.0.1:28028: Connection refused"
+    odd = {"address": "127.0.0.1:28028", "text": "SERVER PROTOCOL 2\n"}
+    assert missed(*with_gpus, ras=[odd])[counts] == "127.0.0.1:28028: its answer is no report"
+    assert missed(*four(), dump_problems=["/tmp/trace_0: larger than 4 MiB"])[dump] == "/tmp/trace_0: larger than 4 MiB"
+    broken = base64.b64encode(zlib.compress(b"no dump")).decode()
+    broken_dump = {"rank": 0, "pid": 100, "path": "/tmp/trace_rank_0", "data": broken}
+    assert missed(*four(), dumps=[broken_dump])[dump].startswith("/tmp/trace_rank_0: ")
+
+
 @pytest.mark.parametrize(
     ("scenario", "id", "rank"), [("operation", "app.collective-mismatch", 1), ("skipped", "hang.behind", 2)]
 )
