@@ -61,6 +61,7 @@ class Thread(msgspec.Struct, frozen=True):
     ``holder``: the process that has the file lock it waits for.
     """
 
+    id: int = 0
     state: str = ""
     waits_in: str = ""
     call: str = ""
@@ -77,6 +78,7 @@ class Reading(msgspec.Struct, frozen=True):
     state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
     main: Thread | None = None
+    others: tuple[Thread, ...] = ()  # of the other threads those that run, or are stuck in the kernel
     frozen: bool = False  # its control group is
     dumps_core: bool = False  # it has crashed, and the kernel writes its memory to a file
     tracer: int = 0

@@ -88,6 +88,8 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
     )
     proof: tuple[Evidence, ...] = ()
     if "thread" in words or not main_works(process):
+        if stuck := _stuck_thread(process):
+            return _in_the_kernel(rank, process, stuck)
         proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
     elif "child process" in words:
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
@@ -99,6 +101,24 @@ def _main(process: Process) -> Thread | None:
     """Its main thread as the kernel sees it; None where another one does the work."""
     reading = process.readings[-1]
     return reading.main if reading and main_works(process) else None
+
+
+def _stuck_thread(process: Process) -> Thread | None:
+    """A thread beside the main one that both looks found in state D."""
+    looks = [reading.others if reading else () for reading in process.readings]
+    before = {thread.id for thread in looks[0] if thread.state == "D"}
+    return next((thread for thread in looks[-1] if thread.state == "D" and thread.id in before), None)
+
+
+def _in_the_kernel(rank: Rank, process: Process, thread: Thread) -> Reason:
+    place = f"/proc/{process.pid}/task/{thread.id}"
+    kind = f" ({thread.file_system})" if thread.file_system else ""
+    told = f"{thread.call} {thread.file}{kind}, in {thread.waits_in}".strip(", ")
+    kernel = " < ".join(thread.kernel_stack[:4])
+    proof = [rank.evidence(f"thread {thread.id} state D, {told}", place)]
+    proof += [rank.evidence(kernel, f"{place}/stack")] if kernel else []
+    words = f"waits for a thread that is stuck in the kernel, on {thread.file or thread.waits_in}{kind},"
+    return Reason(words, tuple(proof), (Fix("what it waits for", f"sudo cat {place}/stack", rank.host),))
 
 
 def _by_frame(process: Process) -> str:

@@ -209,6 +209,22 @@ def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words
     assert proof in " ".join(item.text for item in found.evidence)
 
 
+def test_a_thread_that_is_stuck_in_the_kernel_is_what_its_rank_waits_for() -> None:
+    """As a checkpoint that is written beside the training, to a server that does not answer."""
+    writer = {"id": 7, "state": "D", "waits_in": "rpc_wait_bit_killable", "call": "fsync", "file": "/mnt/a.pt"}
+    writer = {**writer, "file_system": "nfs4", "kernel_stack": ["rpc_wait_bit_killable", "nfs_wb_all"]}
+    found = first(examine(bundle(*four(r1=process(1, QUEUE, readings=[reading(others=[writer])] * 2)))))
+    assert (
+        "rank 1 (pid 101) waits for a thread that is stuck in the kernel, on /mnt/a.pt (nfs4), in evaluate"
+        in found.title
+    )
+    assert any("rpc_wait_bit_killable < nfs_wb_all" in item.text for item in found.evidence)
+    for others in ([], [{**writer, "id": 8}]):  # another one then: one write after the other
+        passing = [reading(others=others), reading(others=[writer])]
+        told = first(examine(bundle(*four(r1=process(1, QUEUE, readings=passing)))))
+        assert "waits for another thread to fill a queue" in told.title
+
+
 RAY = [("main_loop", "/opt/env/lib/python3.11/site-packages/ray/_private/worker.py", 955)]
 
 

@@ -396,6 +396,19 @@ def test_the_one_socket_that_a_rank_polls_is_named(start: Start) -> None:
         assert main and main.call == "poll" and main.file.startswith("TCP 127.0.0.1:") and main.file.endswith(told)
 
 
+def test_of_many_threads_those_that_are_stuck_in_the_kernel_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    for thread, state in ((7, "S"), *((number, "R") for number in range(10, 20)), (30, "D"), (31, "S")):
+        place = tmp_path / "proc" / "7" / "task" / str(thread)
+        place.mkdir(parents=True)
+        (place / "stat").write_text(f"{thread} (python) {state} " + "1 " * 40)
+    (tmp_path / "proc" / "7" / "stat").write_text("7 (python) S " + "1 " * 40)
+    told = readings.reading(7)
+    assert told is not None and told["others"][0]["id"] == 30 and len(told["others"]) == readings.THREADS_TOLD
+
+
 @pytest.mark.parametrize(("count", "told"), [(1, {"call": "poll", "file": "pipe:[5]", "file_system": ""}), (2, {})])
 def test_of_several_files_that_are_polled_none_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: dict[str, str]

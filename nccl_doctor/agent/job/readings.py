@@ -10,7 +10,7 @@ from nccl_doctor.agent.job.processes import link, stat_fields
 from nccl_doctor.agent.probing import first_line, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
 
-THREADS_TOLD = 6  # beside the main thread: those that run, or are stuck in the kernel
+THREADS_TOLD = 6  # beside the main thread: those that are stuck in the kernel, then those that run
 # System calls whose first argument is the file they wait for, or a list of such; by machine.
 _FILE_CALLS = {
     "x86_64": {
@@ -35,7 +35,7 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
     status = _fields("/proc/%d/status" % pid)
     main = _thread(pid, pid)
     others = (_thread(pid, int(tid)) for tid in listed("/proc/%d/task" % pid) if tid != str(pid))
-    telling = [thread for thread in others if thread]
+    telling = sorted((thread for thread in others if thread), key=lambda thread: str(thread["state"]) != "D")
     io = _fields("/proc/%d/io" % pid)
     return {
         "state": fields[0],
