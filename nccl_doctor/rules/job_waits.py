@@ -46,17 +46,22 @@ def _is_idle(process: Process) -> bool:
 
 
 def _elsewhere(job: RunningJob) -> list[Rank]:
-    """Ranks that do something else, at both looks, while at least as many wait for them."""
+    """Ranks that do something else, at both looks, while at least as many wait for them.
+
+    Who is in the kernel (state D) at both is told by :func:`kernel_wait`; at one of them it reads or writes.
+    """
     waiting = {rank.number for rank in job.waiting}
-    reasons = ("own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running")
-    away = [
-        rank
-        for rank in job.ranks.values()
-        if rank.number not in waiting
-        and rank.looks
-        and all(look.kind in reasons for look in rank.looks)
-        and not _stuck_workers(rank)
-    ]
+    reasons = {"own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running"}
+    away = []
+    for rank in job.ranks.values():
+        kinds = {look.kind for look in rank.looks}
+        if (
+            rank.number not in waiting
+            and kinds & reasons
+            and kinds <= {*reasons, "kernel"}
+            and not _stuck_workers(rank)
+        ):
+            away.append(rank)
     return away if len(away) <= len(waiting) else []
 
 
@@ -148,7 +153,7 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
             yield finding(
                 "hang.elsewhere",
                 Severity.WARN if sure < 0.5 else Severity.FAIL,
-                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame}{still}{others(job, rank)}",
+                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame or 'the kernel'}{still}{others(job, rank)}",
                 [*proof_of(rank), *why.proof, *_of_the_waiting(job), *silence(job)],
                 confidence=min(sure, 0.6) if rank.now.kind in ("asleep", "running") else sure,
                 places=places([rank]),
