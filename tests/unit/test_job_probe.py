@@ -464,7 +464,7 @@ _TORCH = "/opt/env/lib/python3.11/site-packages/torch/distributed/"
 _GROUP = "<torch._C._distributed_c10d.ProcessGroup at 0x7f>"
 
 
-def _frame(name: str, file: str, **known: str) -> dict[str, Any]:
+def _frame(name: str, file: str, **known: str | None) -> dict[str, Any]:
     told = [{"name": key, "addr": 1, "arg": False, "repr": value} for key, value in known.items()]
     return {"name": name, "filename": file, "module": None, "short_filename": None, "line": 7, "locals": told}
 
@@ -491,11 +491,12 @@ def _py_spy(place: Path, frames: list[dict[str, Any]]) -> str:
         ({"src": "5"}, {"args": f"(<Tensor at 0x7f>, 5, {_GROUP})", "kwargs": "{}"}, 5, False),
         ({}, {"args": "([<Tensor at 0x7f>, <Tensor at 0x7f>], ...)", "kwargs": "{}"}, None, False),
         ({}, {}, None, False),
+        ({"src": None}, {"args": None, "kwargs": None}, None, False),
     ],
-    ids=["source", "destination", "group's source", "group's rank", "group", "cut", "not read"],
+    ids=["source", "destination", "group's source", "group's rank", "group", "cut", "not there", "not told"],
 )
 def test_whom_a_call_of_torch_names_is_read_and_nothing_else_of_its_variables(
-    tmp_path: Path, own: dict[str, str], given: dict[str, str], peer: int | None, default_group: bool
+    tmp_path: Path, own: dict[str, str | None], given: dict[str, str | None], peer: int | None, default_group: bool
 ) -> None:
     frames = [
         _frame("recv", _TORCH + "distributed_c10d.py", **own),

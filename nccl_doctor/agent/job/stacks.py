@@ -166,7 +166,7 @@ def _called(frames: List[Dict[str, Any]]) -> Dict[str, Any]:
     peers: Dict[str, int] = {}
     default_group = False
     for frame in itertools.takewhile(lambda frame: str(frame.get("filename", "")).endswith((_C10D, _LOGGER)), frames):
-        known = {item["name"]: item["repr"] for item in frame.get("locals") or ()}
+        known = {item["name"]: item["repr"] for item in frame.get("locals") or () if item["repr"]}
         if frame["filename"].endswith(_LOGGER):
             given = known.get("args", "...") + known.get("kwargs", "...")
             default_group = default_group or not re.search(r"\.\.\.|ProcessGroup|\"group\": (?!None)", given)
