@@ -136,7 +136,7 @@ def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
     for frame in frames:
         kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
         if kind:
-            return kind, frame.function if kind == "store" else "", frame
+            return kind, frame.function.rpartition(".")[2] if kind in ("collective", "store") else "", frame
     waits = frames[0].function.endswith("_ModuleLock.acquire")  # for another thread that imports the same
     if any(frame.file.startswith("<frozen importlib") for frame in frames) and not waits:
         return "importing", "", frames[0]
@@ -148,6 +148,10 @@ def _file(frame: Frame) -> str:
 
 
 _KINDS = {
+    # DistributedDataParallel's, at its construction and of buffers (batch norm) at each step: they call C++ themselves
+    ("torch/distributed/utils.py", "_verify_param_shape_across_processes"): "collective",
+    ("torch/distributed/utils.py", "_sync_params_and_buffers"): "collective",
+    ("torch/nn/parallel/distributed.py", "_distributed_broadcast_coalesced"): "collective",
     ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
     ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
     ("torch/serialization.py", "save"): "saving",

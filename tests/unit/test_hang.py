@@ -841,6 +841,26 @@ def test_who_has_left_the_loop_while_the_others_stand_in_backward_is_named() -> 
     assert not mismatches(examine(bundle(*unseen)))
 
 
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [
+        ("_verify_param_shape_across_processes", "torch/distributed/utils.py"),
+        ("_sync_params_and_buffers", "torch/distributed/utils.py"),
+        ("DistributedDataParallel._distributed_broadcast_coalesced", "torch/nn/parallel/distributed.py"),
+    ],
+)
+def test_the_collectives_that_ddp_calls_by_itself_are_known(function: str, file: str) -> None:
+    """Only rank 0, whose values are sent, waits yet: the others have them, and went on."""
+    inside = [(function, f"/opt/env/lib/python3.11/site-packages/{file}", 326), ("train", "/job/train.py", 18)]
+    ranks = four(r0=process(0, inside), r2=process(2, OWN, readings=[reading(waits_in="hrtimer_nanosleep")] * 2))
+    assert blamed(first(examine(bundle(*ranks)))) == [("gpu02", 2)]
+    found = mismatch(examine(bundle(*four(r0=process(0, inside)))))
+    assert (
+        f"rank 0 waits in {function.rpartition('.')[2]} at train (train.py:18)" in found.title
+        and found.confidence == 0.9
+    )
+
+
 def test_a_crashed_rank_whose_core_dump_is_being_written_does_not_compute() -> None:
     dumping = process(2, OWN, readings=[reading("R", dumps_core=True), reading("R", 3.9, dumps_core=True)])
     found = first(examine(bundle(*four(r2=dumping))))
