@@ -152,6 +152,7 @@ _KINDS = {
     ("torch/distributed/utils.py", "_verify_param_shape_across_processes"): "collective",
     ("torch/distributed/utils.py", "_sync_params_and_buffers"): "collective",
     ("torch/nn/parallel/distributed.py", "_distributed_broadcast_coalesced"): "collective",
+    ("torch/distributed/pipelining/schedules.py", "_wait_batch_p2p"): "collective",
     ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
     ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
     ("torch/serialization.py", "save"): "saving",

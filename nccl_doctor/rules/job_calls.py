@@ -13,7 +13,9 @@ from nccl_doctor.rules.job_words import ANSWERED_BY, QUOTED, WAITING, called, pl
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 
-_MESSAGES = (*ANSWERED_BY, "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+_MESSAGES = (
+    *ANSWERED_BY, "isend", "irecv", "batch_isend_irecv", "_wait_batch_p2p", "send_object_list", "recv_object_list",
+)  # fmt: skip
 _OF_ANY = ("wait_tensor",)  # waits for a collective that it does not name
 _SAME_ORDER = Fix("make every rank issue the same collectives in the same order: look for a branch on the rank")
 _TOLD = 4  # calls in one sentence

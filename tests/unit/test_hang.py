@@ -861,6 +861,15 @@ def test_the_collectives_that_ddp_calls_by_itself_are_known(function: str, file:
     )
 
 
+def test_a_stage_that_waits_for_its_neighbours_messages_waits_and_accuses_none_that_waits() -> None:
+    schedules = "/opt/env/lib/python3.11/site-packages/torch/distributed/pipelining/schedules.py"
+    stage = [("_wait_batch_p2p", schedules, 683), ("train", "/job/train.py", 18)]
+    answer = examine(bundle(*four(r0=process(0, stage), r1=process(1, stage))))
+    assert answer.verdict == "stands" and not mismatches(answer)  # whose messages, nothing says
+    found = first(examine(bundle(*(process(rank, OWN if rank == 3 else stage) for rank in range(4)))))
+    assert found.id == "hang.elsewhere" and "3 other ranks wait in _wait_batch_p2p" in found.title
+
+
 def test_a_crashed_rank_whose_core_dump_is_being_written_does_not_compute() -> None:
     dumping = process(2, OWN, readings=[reading("R", dumps_core=True), reading("R", 3.9, dumps_core=True)])
     found = first(examine(bundle(*four(r2=dumping))))
