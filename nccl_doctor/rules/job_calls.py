@@ -105,10 +105,10 @@ def _unanswered(job: RunningJob) -> Finding | None:
 def _sides(job: RunningJob) -> Finding | None:
     """Different collectives, or one in different places; those who are fewer than all others are blamed, else all."""
     sides: dict[str, list[Rank]] = defaultdict(list)
-    # Of roots only where every rank's was read: one may be lacking, and those of two groups differ rightly.
-    all_read = all(rank.in_default_group for rank in job.waiting)
+    # Roots are compared where all were read: one may be lacking, and those of two groups differ rightly.
+    unread = {rank.now.name for rank in job.waiting if rank.peer is None or not rank.in_default_group}
     for rank in job.waiting:
-        sides[called(rank) if all_read else rank.now.name].append(rank)
+        sides[rank.now.name if rank.now.name in unread else called(rank)].append(rank)
     by_name = len(sides) > 1
     if not by_name:
         sides = defaultdict(list)

@@ -809,15 +809,15 @@ def test_a_new_group_that_the_others_do_not_come_to_is_a_mismatch() -> None:
 
 
 def test_roots_that_differ_are_a_mismatch_where_all_were_read() -> None:
-    def roots(*peers: int | None) -> Hang:
-        read = [{"default_group": peer is not None, "peer": peer} for peer in peers]
-        return examine(bundle(*(process(rank, calls("broadcast", 5, **read[rank])) for rank in range(4))))
+    def roots(*peers: int | None, default_group: bool = True) -> Hang:
+        each = (calls("broadcast", 5, peer=peer, default_group=default_group) for peer in peers)
+        return examine(bundle(*(process(rank, stack) for rank, stack in enumerate(each))))
 
     assert (
         "rank 1 waits in broadcast from 1 at train (train.py:5), ranks 0,2-3 in broadcast from 0"
         in roots(0, 1, 0, 0).sentence
     )
-    for answer in (roots(0, None, 0, 0), roots(0, 0, 0, 0)):
+    for answer in (roots(0, None, 0, 0), roots(0, 0, 0, 0), roots(0, 0, 2, 2, default_group=False)):
         assert answer.verdict == "stands" and not mismatches(answer)
 
 
