@@ -10,6 +10,7 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence, Finding, Severity
 
 MAX_NEXT = 6
+_HANG = "job"  # the stage of what `hang` finds
 _ENDS_OF_HANGS = (
     "launch.killed",
     "app.straggler-timeout",
@@ -37,7 +38,7 @@ def tell(explanation: Explanation, runs: list[SavedRun], logs: bool) -> Explanat
     found = {(item.id, item.title, item.hosts): _cause(item, run) for run, item in _findings(runs, Severity.FAIL)}
     faults = list(found.values())  # what several runs found, once
     told = list(explanation.causes)
-    hung = any(fault.id.startswith("hang.") for fault in faults)
+    hung = any(item.stage == _HANG for _, item in _findings(runs, Severity.FAIL))
     decided = logs and explanation.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
     decided = decided and not (hung and told[0].id in _ENDS_OF_HANGS)
     both = []

@@ -13,11 +13,17 @@ _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One Python frame, as py-spy tells it."""
+    """One Python frame, as py-spy tells it.
+
+    Of the innermost of torch.distributed: ``peer``, the rank of the job that the call names (``src``, ``dst``), None where
+    it names none or it was not read; ``default_group``: the call is known to name no group.
+    """
 
     function: str
     file: str
     line: int = 0
+    peer: int | None = None
+    default_group: bool = False
 
     @property
     def short(self) -> str:
@@ -55,6 +61,7 @@ class Thread(msgspec.Struct, frozen=True):
     ``holder``: the process that has the file lock it waits for.
     """
 
+    id: int = 0
     state: str = ""
     waits_in: str = ""
     call: str = ""
@@ -71,7 +78,9 @@ class Reading(msgspec.Struct, frozen=True):
     state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
     cpu_s: float
     main: Thread | None = None
+    others: tuple[Thread, ...] = ()  # of the other threads those that run, or are stuck in the kernel
     frozen: bool = False  # its control group is
+    dumps_core: bool = False  # it has crashed, and the kernel writes its memory to a file
     tracer: int = 0
     resident_bytes: int = 0
     read_bytes: int | None = None
@@ -168,6 +177,7 @@ class Job(Fact, frozen=True):
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()
     dumps: tuple[DumpFile, ...] = ()
+    dump_problems: tuple[str, ...] = ()  # those that were left out, and why
     memory: tuple[dict[str, int], ...] = ()
     pressure: dict[str, str] = msgspec.field(default_factory=dict)
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)

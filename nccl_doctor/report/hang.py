@@ -27,6 +27,7 @@ _DOING = {
     "frozen": "frozen with its cgroup",
     "traced": "held by a debugger",
     "ended": "ended",
+    "crashed": "crashed, its core dump is being written",
     "kernel": "stuck in the kernel",
     "collective": "in",
     "store": "wait for others in",

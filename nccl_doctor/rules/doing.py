@@ -12,15 +12,25 @@ _C10D = (
     "torch/distributed/nn/",
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
+_WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
+
+
+# Python's functions in which a program that has come to its end waits for what it started.
+AT_THE_END = {
+    ("threading.py", "_shutdown"): "has come to its program's end, and waits for a thread",
+    ("concurrent/futures/thread.py", "_python_exit"): "has come to its program's end, and waits for a thread",
+    ("multiprocessing/util.py", "_exit_function"): "has come to its program's end, and waits for a child process",
+}
 
 
 class Doing(msgspec.Struct, frozen=True):
     """What a process does, by its state and its main thread's Python stack.
 
-    ``kind``: ``stopped``, ``frozen``, ``traced``, ``ended``, ``kernel`` (state D), ``collective``, ``store``, ``loader`` (waits for a
-    DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``, ``gpu``, ``own`` (anything else) or, without
-    a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or ``unknown``. ``name`` is the collective's, ``frame`` quotes
+    ``kind``: ``stopped``, ``frozen``, ``traced``, ``ended``, ``crashed`` (the kernel writes its core dump), ``kernel`` (state D),
+    ``collective``, ``store``, ``loader`` (waits for a DataLoader worker), ``saving``, ``loading``, ``importing``, ``backward``,
+    ``gpu``, ``own`` (anything else) or, without a stack, ``asleep`` (in the kernel function ``frame``), ``running`` or
+    ``unknown``. ``name`` is the collective's, ``frame`` quotes
     where, ``user`` is the innermost line of the user's own code.
     """
 
@@ -32,28 +42,52 @@ class Doing(msgspec.Struct, frozen=True):
 
 def looks(process: Process) -> tuple[Doing, ...]:
     """What a process did at each look."""
-    return tuple(_doing(reading, main_frames(process, at)) for at, reading in enumerate(process.readings))
+    return tuple(_doing(reading, frames_of(process, at)) for at, reading in enumerate(process.readings))
 
 
 def is_worker(process: Process) -> bool:
     """Whether it is a DataLoader's worker, as either look saw it."""
-    return any(
-        frame.function == "_worker_loop" for at in range(len(process.stacks)) for frame in main_frames(process, at)
-    )
+    looks = (frames_of(process, at) for at in range(len(process.stacks)))
+    return any((frame.short, frame.function) == _WORKER for frames in looks for frame in frames)
 
 
-def main_frames(process: Process, at: int = -1) -> tuple[Frame, ...]:
-    """The Python frames of its main thread at a look, innermost first; none where they could not be taken."""
+def frames_of(process: Process, at: int = -1) -> tuple[Frame, ...]:
+    """The Python frames of what it works on at a look, innermost first; none where they could not be taken."""
+    thread = thread_of(process, at)
+    return thread.frames if thread else ()
+
+
+def thread_of(process: Process, at: int = -1) -> PythonThread | None:
+    """The Python thread of a process that does its work: the main one, or the one that this waits for.
+
+    Another thread where the main one waits for its end, or has no line of the user's own program, as in Ray's workers.
+    """
     threads = _threads(process, at)
-    return threads[0].frames if threads else ()
+    own = [thread for thread in threads[1:] if not all(frame.installed for frame in thread.frames)]
+    if len(own) == 1 and _leaves_it_to_another(threads[0].frames):
+        return own[0]
+    return threads[0] if threads else None
+
+
+def main_works(process: Process) -> bool:
+    """Whether it is the main thread that works, of which alone the kernel's word is kept; so, too, where none was seen."""
+    return thread_of(process) in (None, *_threads(process, -1)[:1])
+
+
+def _leaves_it_to_another(frames: tuple[Frame, ...]) -> bool:
+    functions = {(frame.short, frame.function.rpartition(".")[2]) for frame in frames}
+    if ("threading.py", "join") in functions:
+        return True
+    own_end = functions.intersection((*AT_THE_END, _WORKER))
+    return bool(frames) and all(frame.installed for frame in frames) and not own_end
 
 
 def other_threads(process: Process) -> list[str]:
     """Its other Python threads: each with its innermost line in the user's own code, or anywhere."""
-    told = []
-    for thread in _threads(process, -1)[1:]:
+    told, at_work = [], thread_of(process)
+    for thread in _threads(process, -1):
         lines = [frame for frame in thread.frames if not frame.installed] or list(thread.frames)
-        if lines:
+        if lines and thread != at_work:
             told.append(f"thread {thread.name or thread.id}: {lines[0]}")
     return told
 
@@ -68,7 +102,9 @@ def _doing(reading: Reading | None, frames: tuple[Frame, ...]) -> Doing:
         return Doing("ended")
     user = next((str(frame) for frame in frames if not frame.installed), "")
     kernel = {"T": "stopped", "t": "traced"}.get(reading.state, "")
-    if reading.frozen:
+    if reading.dumps_core:
+        kernel = "crashed"
+    elif reading.frozen:
         kernel = "frozen"
     elif reading.main and reading.main.state == "D":
         kernel = "kernel"
@@ -100,8 +136,9 @@ def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
     for frame in frames:
         kind = _KINDS.get((_file(frame), frame.function.rpartition(".")[2]))
         if kind:
-            return kind, frame.function, frame
-    if any(frame.file.startswith("<frozen importlib") for frame in frames):
+            return kind, frame.function.rpartition(".")[2] if kind in ("collective", "store") else "", frame
+    waits = frames[0].function.endswith("_ModuleLock.acquire")  # for another thread that imports the same
+    if any(frame.file.startswith("<frozen importlib") for frame in frames) and not waits:
         return "importing", "", frames[0]
     return "own", "", frames[0]
 
@@ -111,6 +148,11 @@ def _file(frame: Frame) -> str:
 
 
 _KINDS = {
+    # DistributedDataParallel's, at its construction and of buffers (batch norm) at each step: they call C++ themselves
+    ("torch/distributed/utils.py", "_verify_param_shape_across_processes"): "collective",
+    ("torch/distributed/utils.py", "_sync_params_and_buffers"): "collective",
+    ("torch/nn/parallel/distributed.py", "_distributed_broadcast_coalesced"): "collective",
+    ("torch/distributed/pipelining/schedules.py", "_wait_batch_p2p"): "collective",
     ("torch/distributed/rendezvous.py", "_create_c10d_store"): "store",
     ("torch/utils/data/dataloader.py", "_try_get_data"): "loader",
     ("torch/serialization.py", "save"): "saving",

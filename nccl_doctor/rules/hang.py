@@ -12,6 +12,7 @@ from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.job_launchers import waiting_launchers
+from nccl_doctor.rules.job_words import WAITING, where
 from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.rank_variables import local_rank
 from nccl_doctor.rules.ranks import Rank, RunningJob
@@ -101,15 +102,14 @@ def examine(bundle: Bundle) -> Hang:
     if causes:
         first = causes[0]
         more = f" ({len(causes) - 1} more below)" if len(causes) > 1 else ""
-        where = fold(first.hosts)
-        told = first.title if first.title.startswith(f"{where} ") else f"{where}: {first.title}"
+        at = fold(first.hosts)
+        told = first.title if first.title.startswith(f"{at} ") else f"{at}: {first.title}"
         return _answer(bundle, "held", told + more, jobs, report)
     if not jobs:
-        where = fold(launcher.host for launcher in waiting)
-        return _answer(
-            bundle, "stands", f"no rank has been started: torchrun on {where} waits for others", jobs, report
-        )
-    verdict, sentence = _without_cause(jobs[0])
+        at = fold(launcher.host for launcher in waiting)
+        return _answer(bundle, "stands", f"no rank has been started: torchrun on {at} waits for others", jobs, report)
+    doubtful = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
+    verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "")
     return _answer(bundle, verdict, sentence, jobs, report)
 
 
@@ -143,9 +143,12 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
 
 
-def _without_cause(job: RunningJob) -> tuple[str, str]:
+def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:
+    """Verdict and sentence where no finding is sure enough to blame anybody; ``perhaps`` says what the first one suspects."""
     interval = f"{job.interval_s:.1f} s"
     who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
+    if len(common := {where(rank) for rank in job.waiting}) == 1:
+        who += f" {common.pop()}"
     if job.over:
         return (
             "not-known",
@@ -156,10 +159,11 @@ def _without_cause(job: RunningJob) -> tuple[str, str]:
         return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
-        return "stands", f"job {job.id}: {who}{silent}; none of them stands out"
+        return "stands", f"job {job.id}: {who}{silent}; {perhaps or 'none of them stands out'}"
     if not job.waiting:
-        return "not-known", f"job {job.id}: no rank found waits for others in a call that is known; see what each does"
-    return "not-known", f"job {job.id}: {who}; what they wait for could not be seen"
+        known = "no rank found waits for others in a call that is known"
+        return "not-known", f"job {job.id}: {known}; {perhaps or 'see what each does'}"
+    return "not-known", f"job {job.id}: {who}; {perhaps or 'what they wait for could not be seen'}"
 
 
 def _answer(
@@ -192,7 +196,7 @@ def _row(rank: Rank, job: RunningJob) -> RankRow:
         waits=rank in job.waiting,
         stays=rank.stays,
         cpu_s=rank.cpu_s,
-        gpus=rank.gpus,
+        gpus=tuple(map(str, rank.gpus)),
     )  # fmt: skip
 
 

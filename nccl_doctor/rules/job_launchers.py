@@ -10,7 +10,7 @@ import msgspec
 from nccl_doctor.facts.fold import counted, few
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.doing import main_frames
+from nccl_doctor.rules.doing import frames_of
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import QUOTED, YOUNG_S
 from nccl_doctor.rules.running_jobs import processes_of
@@ -44,7 +44,7 @@ class Launcher(msgspec.Struct, frozen=True):
     def proof(self) -> list[Evidence]:
         """Its options, and where it stands."""
         words = " ".join(f"--{name} {value}" for name, value in sorted(self.process.options.items()))
-        frames = main_frames(self.process)
+        frames = frames_of(self.process)
         return [
             Evidence(
                 f"torchrun {words}, {duration(self.process.age_s)} old", f"/proc/{self.process.pid}", host=self.host
@@ -65,7 +65,7 @@ def waiting_launchers(fleet: Fleet) -> list[Launcher]:
 
 
 def _meets(process: Process, at: int) -> bool:
-    return any(frame.short == _AGENT and frame.function.endswith("_rendezvous") for frame in main_frames(process, at))
+    return any(frame.short == _AGENT and frame.function.endswith("_rendezvous") for frame in frames_of(process, at))
 
 
 @fleet_rule("job", "hang.rendezvous", "hang.rendezvous.endpoints", "hang.rendezvous.node-rank")

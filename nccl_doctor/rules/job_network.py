@@ -51,7 +51,7 @@ def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding
             Fix("does new traffic pass?", f"nccl-doctor check -H {','.join(ends)} --stage connectivity,ports --quick"),
             Fix("see what drops it", "sudo nft list ruleset | grep -E 'drop|reject'", next(iter(guilty), "")),
         ),
-        explains=(WAITING, "hang.behind"),
+        explains=(WAITING, "hang.behind", "app.collective-mismatch"),
     )
 
 

@@ -100,13 +100,14 @@ def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
 _GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind")
 
 
-@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.host")
+@fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.core-dump", "hang.rank-gone.host")
 def gone(fleet: Fleet) -> Iterator[Finding]:
     """Every rank of the world (``WORLD_SIZE``) has a process.
 
     A rank that died without its launcher's notice (killed for want of memory, a segmentation fault under ``srun
     --no-kill``, a container that ended) leaves the others in a collective until their time-out. It is gone where other
-    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``, or what Open MPI or Slurm says). A host
+    ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``, or what Open MPI or Slurm says). While
+    the kernel writes the core dump of one that has crashed, it still has a process, and nobody is told of its end. A host
     without any rank is told where the job is known to need one more. All others that were not found are unknown: their
     hosts were not named, or not read.
     """
@@ -121,6 +122,19 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                     "hang.rank-gone.ended", Severity.FAIL, f"{rank.label} has ended{others(job, rank)}", proof_of(rank),
                     places=places([rank]),
                     fixes=(Fix("its last words: that rank's log", "nccl-doctor explain logs/"),),
+                    explains=_GONE,
+                )  # fmt: skip
+            elif rank.now.kind == "crashed":
+                where = f" in {rank.now.user}" if rank.now.user else ""
+                yield finding(
+                    "hang.rank-gone.core-dump", Severity.FAIL,
+                    f"{rank.label} has crashed{where}, and the kernel writes its core dump{others(job, rank)}",
+                    [*proof_of(rank), rank.evidence("CoreDumping: 1", f"/proc/{rank.process.pid}/status")],
+                    places=places([rank]),
+                    fixes=(
+                        Fix("let it end: the dump says where; then that rank's log", "nccl-doctor explain logs/"),
+                        Fix("where does it go?", "cat /proc/sys/kernel/core_pattern", rank.host),
+                    ),
                     explains=_GONE,
                 )  # fmt: skip
         at = job.gone

@@ -6,7 +6,7 @@ import msgspec
 
 from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
-from nccl_doctor.rules.doing import main_frames, other_threads
+from nccl_doctor.rules.doing import AT_THE_END, frames_of, main_works, other_threads
 from nccl_doctor.rules.job_words import QUOTED, proof_of, state
 from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob, cpu_between
 
@@ -31,9 +31,15 @@ _BY_FRAME = {
     ("cmd.py", ""): "stands in a debugger (pdb)",
     ("torch/utils/file_baton.py", "wait"): "waits for the lock file of another process that builds an extension",
     ("filelock/_api.py", "acquire"): "waits for a lock file",
-    ("threading.py", "_shutdown"): "has come to its program's end, and waits for a thread",
-    ("concurrent/futures/thread.py", "_python_exit"): "has come to its program's end, and waits for a thread",
-    ("multiprocessing/util.py", "_exit_function"): "has come to its program's end, and waits for a child process",
+    ("<frozen importlib._bootstrap>", "acquire"): "waits for another thread to import a module",
+    ("asyncio/base_events.py", ""): "waits in its event loop",
+    ("threading.py", "join"): "waits for a thread to end",
+    ("queue.py", "get"): "waits for another thread to fill a queue",
+    ("queue.py", "put"): "waits for another thread to empty a queue",
+    ("multiprocessing/queues.py", "get"): "waits for another process to fill a queue",
+    ("multiprocessing/pool.py", ""): "waits for a child process of its pool",
+    ("concurrent/futures/_base.py", "result"): "waits for a thread or child process of its executor",
+    **AT_THE_END,
     ("torch/_dynamo/eval_frame.py", ""): "compiles",
     ("torch/_inductor/compile_fx.py", ""): "compiles",
     ("socket.py", ""): "waits for an answer from the network",
@@ -51,12 +57,13 @@ _FIXES = {
     ),
     "waits for a lock or another thread": "two locks taken in two orders? compare the lines of its threads",
 }
-# What the main thread sleeps in, in the kernel: the first that is part of the function's name.
+# What the main thread sleeps in, in the kernel: the first that is part of the function's name, or of the file that is polled.
 _BY_KERNEL = (
     ("nanosleep", "sleeps"),
     ("wait_for_partner", "waits for the other end of a FIFO"),
     ("pipe", "waits for a pipe"),
     ("unix_stream", "waits for another process"),
+    ("socket:[", "waits for another process"),
     ("futex", "waits for a lock or another thread"),
     ("do_wait", "waits for its child process"),
     ("tty", "waits for input from a terminal"),
@@ -73,9 +80,16 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
     if lock:
         return lock
     by_kind = "" if worker else _BY_KIND.get(rank.now.kind, "")
-    words = by_kind or _answer(main) or _by_frame(process) or _by_kernel(main)
+    words = (
+        by_kind
+        or _answer(main, rank.process.environment.get("MASTER_PORT", ""))
+        or _by_frame(process)
+        or _by_kernel(main)
+    )
     proof: tuple[Evidence, ...] = ()
-    if "thread" in words:
+    if "thread" in words or not main_works(process):
+        if stuck := _stuck_thread(process):
+            return _in_the_kernel(rank, process, stuck)
         proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
     elif "child process" in words:
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
@@ -84,12 +98,31 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
 
 
 def _main(process: Process) -> Thread | None:
+    """Its main thread as the kernel sees it; None where another one does the work."""
     reading = process.readings[-1]
-    return reading.main if reading else None
+    return reading.main if reading and main_works(process) else None
+
+
+def _stuck_thread(process: Process) -> Thread | None:
+    """A thread beside the main one that both looks found in state D."""
+    looks = [reading.others if reading else () for reading in process.readings]
+    before = {thread.id for thread in looks[0] if thread.state == "D"}
+    return next((thread for thread in looks[-1] if thread.state == "D" and thread.id in before), None)
+
+
+def _in_the_kernel(rank: Rank, process: Process, thread: Thread) -> Reason:
+    place = f"/proc/{process.pid}/task/{thread.id}"
+    kind = f" ({thread.file_system})" if thread.file_system else ""
+    told = f"{thread.call} {thread.file}{kind}, in {thread.waits_in}".strip(", ")
+    kernel = " < ".join(thread.kernel_stack[:4])
+    proof = [rank.evidence(f"thread {thread.id} state D, {told}", place)]
+    proof += [rank.evidence(kernel, f"{place}/stack")] if kernel else []
+    words = f"waits for a thread that is stuck in the kernel, on {thread.file or thread.waits_in}{kind},"
+    return Reason(words, tuple(proof), (Fix("what it waits for", f"sudo cat {place}/stack", rank.host),))
 
 
 def _by_frame(process: Process) -> str:
-    for frame in main_frames(process):
+    for frame in frames_of(process):
         if not frame.installed:
             return ""  # the user's own code called nothing that tells
         words = _BY_FRAME.get((frame.short, frame.function.rpartition(".")[2])) or _BY_FRAME.get((frame.short, ""))
@@ -98,17 +131,23 @@ def _by_frame(process: Process) -> str:
     return ""
 
 
-def _answer(main: Thread | None) -> str:
-    """Whose answer it waits for, where its system call says that."""
-    if main and main.call in ("recvfrom", "read") and main.file.startswith("TCP"):
-        return f"waits for an answer from {main.file.rpartition(' ')[2]}"
-    if main and main.call == "read" and main.file.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
+def _answer(main: Thread | None, store_port: str) -> str:
+    """Whose answer it waits for, where its system call says that; ``store_port`` is that of the job's store."""
+    if main is None or main.call not in ("recvfrom", "read", "poll"):
+        return ""
+    if main.file.startswith("TCP"):
+        peer = main.file.rpartition(" ")[2]
+        if store_port and peer.rpartition(":")[2] == store_port:
+            return f"waits for the job's store ({peer}), perhaps for a key that nobody sets,"
+        return f"waits for an answer from {peer}"
+    if main.file.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return f"waits for input from {main.file}"
     return ""
 
 
 def _by_kernel(main: Thread | None) -> str:
-    return next((words for part, words in _BY_KERNEL if main and part in main.waits_in), "is")
+    place = "" if main is None else main.file if main.call == "poll" else main.waits_in
+    return next((words for part, words in _BY_KERNEL if part in place), "is")
 
 
 def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:

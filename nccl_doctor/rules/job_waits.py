@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nccl_doctor.facts.job import Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
-from nccl_doctor.rules.doing import Doing, is_worker, looks, main_frames
+from nccl_doctor.rules.doing import Doing, frames_of, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, fleet_rule
 from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
@@ -24,9 +24,9 @@ from nccl_doctor.rules.job_words import (
 )
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
+from nccl_doctor.rules.thresholds import value
 
 LATE_S = 30.0  # of silence: a step may take as long
-_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
 
 def _stuck_workers(rank: Rank) -> list[Process]:
@@ -38,7 +38,7 @@ def _stuck_workers(rank: Rank) -> list[Process]:
 
 def _is_idle(process: Process) -> bool:
     """Whether a worker waits for the next batch's indices, or where it is now could not be seen."""
-    functions = [frame.function for frame in main_frames(process)]
+    functions = [frame.function for frame in frames_of(process)]
     if "_worker_loop" not in functions:
         return True
     inner = functions[: functions.index("_worker_loop")]
@@ -46,17 +46,22 @@ def _is_idle(process: Process) -> bool:
 
 
 def _elsewhere(job: RunningJob) -> list[Rank]:
-    """Ranks that do something else, at both looks, while at least as many wait for them."""
+    """Ranks that do something else, at both looks, while at least as many wait for them.
+
+    Who is in the kernel (state D) at both is told by :func:`kernel_wait`; at one of them it reads or writes.
+    """
     waiting = {rank.number for rank in job.waiting}
-    reasons = ("own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running")
-    away = [
-        rank
-        for rank in job.ranks.values()
-        if rank.number not in waiting
-        and rank.looks
-        and all(look.kind in reasons for look in rank.looks)
-        and not _stuck_workers(rank)
-    ]
+    reasons = {"own", "saving", "loading", "importing", "loader", "backward", "gpu", "asleep", "running"}
+    away = []
+    for rank in job.ranks.values():
+        kinds = {look.kind for look in rank.looks}
+        if (
+            rank.number not in waiting
+            and kinds & reasons
+            and kinds <= {*reasons, "kernel"}
+            and not _stuck_workers(rank)
+        ):
+            away.append(rank)
     return away if len(away) <= len(waiting) else []
 
 
@@ -132,7 +137,8 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
     for: a checkpoint, an evaluation on rank 0 alone, a slow disk, an exception that was swallowed, a branch that only
     some ranks take. Without stacks, the kernel function that each main thread sleeps in has to do. Where something moves
     nobody is accused. Where the others are only at one place together, which may be a call that waits for the GPU, and
-    nothing proves that the job stands, it is a warning.
+    nothing proves that the job stands, it is a warning; unless their GPUs are all busy at little power, as with a NCCL
+    kernel that waits, and its own is idle.
     """
     for job in jobs_of(fleet):
         if job.moves:
@@ -140,15 +146,14 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
         explicit = job.stays and all(rank.now.kind in SURELY for rank in job.waiting)
         late = job.silent_s is not None and job.silent_s < LATE_S
         for rank in _elsewhere(job):
-            sure = (
-                (0.9 if rank.stays and not late else 0.7) if job.stands else 0.75 if explicit and rank.stays else 0.45
-            )
+            proved = rank.stays and (explicit or _gpus_tell(rank, job))
+            sure = (0.9 if rank.stays and not late else 0.7) if job.stands else 0.75 if proved else 0.45
             why = reason(rank, job)
             still = "" if rank.stays else ", and elsewhere before, but in no collective"
             yield finding(
                 "hang.elsewhere",
                 Severity.WARN if sure < 0.5 else Severity.FAIL,
-                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame}{still}{others(job, rank)}",
+                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame or 'the kernel'}{still}{others(job, rank)}",
                 [*proof_of(rank), *why.proof, *_of_the_waiting(job), *silence(job)],
                 confidence=min(sure, 0.6) if rank.now.kind in ("asleep", "running") else sure,
                 places=places([rank]),
@@ -162,60 +167,15 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
+def _gpus_tell(rank: Rank, job: RunningJob) -> bool:
+    """Whether its own GPUs have nothing to do, while those of all who wait run a kernel that waits, as NCCL's does."""
+    share = value("hang.waiting-kernel.power")
+    waits = all(other.gpus and all(gpu.waits(share) for gpu in other.gpus) for other in job.waiting)
+    return bool(job.waiting) and waits and bool(rank.gpus) and all(gpu.busy_percent == 0 for gpu in rank.gpus)
+
+
 def _of_the_waiting(job: RunningJob) -> list[Evidence]:
     return [place_of(rank) for rank in job.waiting if rank.now.frame][:1]
-
-
-@fleet_rule("job", "app.collective-mismatch")
-def different_collectives(fleet: Fleet) -> Iterator[Finding]:
-    """All ranks that wait do so in the same collective: in different ones each waits for the others for ever.
-
-    One collective in two places of the program is the same mistake: a rank has left one out. Where some rank is not in
-    a collective at all, that one is looked at instead: ranks of different process groups wait for it in different ones.
-    Only where a minority differs from all others is it a failure: a program with several process groups looks alike.
-    """
-    for job in jobs_of(fleet):
-        if job.moves or len(job.waiting) < len(job.ranks) or not job.stays:
-            continue
-        called: dict[tuple[str, ...], list[Rank]] = defaultdict(list)
-        for rank in job.waiting:
-            if rank.now.kind == "collective" and rank.now.name not in _MESSAGES:
-                called[_call_of(rank)].append(rank)
-        if len(called) < 2 or sum(map(len, called.values())) < len(job.ranks):
-            continue
-        *odd, (common, most) = sorted(called.items(), key=lambda item: len(item[1]))
-        few_ranks = sorted((rank for _, ranks in odd for rank in ranks), key=lambda rank: rank.number)
-        even = len(few_ranks) >= len(most)
-        certain = 0.8 if len({name for name, *_ in called}) == len(called) == 2 else 0.6
-        yield finding(
-            "app.collective-mismatch",
-            Severity.FAIL if len(odd) == 1 else Severity.WARN,
-            f"{ranks_of(few_ranks)} wait{'s' * (len(few_ranks) == 1)} in {_calls(dict(odd), common)}, "
-            f"{ranks_of(most)} in {_calls({common: most}, odd[0][0])}",
-            [
-                *(rank.evidence(rank.now.frame + (f" < {rank.now.user}" if rank.now.user else ""), "py-spy dump")
-                  for ranks in called.values() for rank in ranks[:QUOTED]),
-                *silence(job),
-            ],
-            confidence=(certain if job.stands else 0.6) if len(odd) == 1 else 0.4,
-            places=places([*few_ranks, *most] if even else few_ranks),
-            fixes=(Fix("make every rank issue the same collectives in the same order: look for a branch on the rank"),),
-            explains=(WAITING, "hang.behind"),
-        )  # fmt: skip
-
-
-def _call_of(rank: Rank) -> tuple[str, ...]:
-    """The collective, and the lines of the user's own code that led to it."""
-    return rank.now.name, *(str(frame) for frame in main_frames(rank.process) if not frame.installed)
-
-
-def _calls(called: Mapping[tuple[str, ...], list[Rank]], other: tuple[str, ...]) -> str:
-    """The collectives' names; with the line of the program where that alone differs."""
-    told = []
-    for name, *lines in called:
-        line = next((line for line in lines if line not in other), "") if name == other[0] else ""
-        told.append(name + (f" at {line}" if line else ""))
-    return ", ".join(sorted(set(told)))
 
 
 @fleet_rule("job", WAITING)
@@ -232,11 +192,11 @@ def waiting(fleet: Fleet) -> Iterator[Finding]:
             for doing, ranks in grouped.items():
                 place = f" ({doing.user})" if doing.user and doing.user != doing.frame else ""
                 verb = "wait" if len(ranks) > 1 else "waits"
-                what = doing.name if doing.kind in SURELY else f"at {doing.frame}"
+                what = f"in {doing.name}" if doing.kind in SURELY else f"at {doing.frame}"
                 yield finding(
                     WAITING,
                     Severity.WARN,
-                    f"{ranks_of(ranks)} {verb} {'in ' if doing.name else ''}{what}{place}",
+                    f"{ranks_of(ranks)} {verb} {what}{place}",
                     [*map(place_of, ranks[:QUOTED]),
                      *silence(job)],
                     places=places(ranks),

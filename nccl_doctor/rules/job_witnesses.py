@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nccl_doctor.explain import flight_recorder, ras
+from nccl_doctor.explain.flight_recorder import Dump, FlightRecorderRefused
 from nccl_doctor.explain.model import Proof
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
@@ -58,8 +60,20 @@ def behind(fleet: Fleet) -> Iterator[Finding]:
     for job in jobs_of(fleet):
         if job.moved_bytes:
             continue
-        facts = [known[host] for host in job.hosts if host in known]
-        for proof, of_world in [*_dumps(job, facts), *_ras(job, facts)]:
+        facts = {host: known[host] for host in job.hosts if host in known}
+        dumps, refused = _dumps(job, facts.values())
+        for error in refused:
+            fleet.lack("a flight-recorder dump", str(error), *job.hosts)
+        for host, fact in facts.items():
+            for problem in fact.dump_problems:
+                fleet.lack("a flight-recorder dump", problem, host)
+        reports = ras_reports(facts.values())
+        if "gpu" in job.devices and not reports:
+            asked = [answer for fact in facts.values() for answer in fact.ras]
+            told = {f"{answer.address}: {answer.error or 'its answer is no report'}" for answer in asked}
+            why = few(sorted(told)) or "no rank listens on its port: NCCL before 2.24, or NCCL_RAS_ENABLE=0"
+            fleet.lack("NCCL's own counts (RAS)", why, *job.hosts)
+        for proof, of_world in [*_behind_by_dumps(dumps), *_behind_by_ras(job, reports)]:
             if not proof.evidence:
                 continue
             places = [_place(job, number) for number in proof.ranks] if of_world else []
@@ -86,23 +100,25 @@ def _place(job: RunningJob, number: int) -> Place:
 Told = list[tuple[Proof, bool]]  # what is proved, and whether its ranks count through the whole job
 
 
-def _dumps(job: RunningJob, facts: Sequence[Job]) -> Told:
-    """What the dumps of this job's ranks prove; that some have none proves nothing here."""
+def _dumps(job: RunningJob, facts: Iterable[Job]) -> tuple[dict[int, Dump], list[FlightRecorderRefused]]:
+    """The dumps of this job's ranks, and those that cannot be read."""
     pids = {rank.process.pid for rank in job.ranks.values()}
-    files = [
+    return flight_recorder.collect(
         (dump.path, zlib.decompress(base64.b64decode(dump.data)))
         for fact in facts
         for dump in fact.dumps
         if dump.pid in pids
-    ]
-    dumps, _ = flight_recorder.collect(files)
+    )
+
+
+def _behind_by_dumps(dumps: Mapping[int, Dump]) -> Told:
+    """What the dumps prove together; that some ranks have none proves nothing here."""
     found = flight_recorder.compare(dumps) if len(dumps) > 1 else []
     return [(item, True) for item in found if item.kind is not flight_recorder.Kind.NO_DUMP]
 
 
-def _ras(job: RunningJob, facts: Sequence[Job]) -> Told:
+def _behind_by_ras(job: RunningJob, reports: Sequence[ras.Report]) -> Told:
     """What two answers of one RAS service prove together: counts that rise are a job that works."""
-    reports = ras_reports(facts)
     counts = reports[-1].counts if reports else {}
     whole = {name for name, functions in counts.items() if any(len(own) == job.world for own in functions.values())}
     return [(item, item.communicator in whole) for item in ras.conclude(reports)]

@@ -9,7 +9,7 @@ from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.job import Process, Reading
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
-from nccl_doctor.rules.doing import main_frames
+from nccl_doctor.rules.doing import frames_of
 from nccl_doctor.rules.engine import Host
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.units import duration, size
@@ -17,6 +17,8 @@ from nccl_doctor.rules.units import duration, size
 WAITING = "hang.waiting"
 QUOTED = 3
 YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
+ANSWERED_BY = {"send": "recv", "recv": "send"}
+_TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
 
 
@@ -74,11 +76,11 @@ def proof_of(rank: Rank, process: Process | None = None) -> list[Evidence]:
     """What was read of a rank (or of one of its children): its state, then its stack."""
     process = process or rank.process
     proof = [rank.evidence(state_of(process), f"/proc/{process.pid}")]
-    if frames := main_frames(process):
+    if frames := frames_of(process):
         told = " < ".join(map(str, frames[:4])) + (" < ..." if len(frames) > 4 else "")
         proof.append(rank.evidence(told, "py-spy dump"))
     if rank.gpus and process is rank.process:
-        proof.append(rank.evidence("; ".join(rank.gpus), "NVML"))
+        proof.append(rank.evidence("; ".join(map(str, rank.gpus)), "NVML"))
     return proof
 
 
@@ -93,8 +95,20 @@ def silence(job: RunningJob) -> list[Evidence]:
 def look(rank: Rank, process: Process | None = None) -> Fix:
     """The command that shows where a rank, or one of its children, stands: anew, where the answer quotes its stack."""
     process = process or rank.process
-    text = "see its whole stack, as it is now" if main_frames(process) else "see where it stands"
+    text = "see its whole stack, as it is now" if frames_of(process) else "see where it stands"
     return Fix(text, f"sudo {STACK} {process.pid}", rank.host)
+
+
+def called(rank: Rank) -> str:
+    """The name of the call that a rank waits in, with the rank that it names; empty where it is none that is known."""
+    name = "backward" if rank.now.kind == "backward" else rank.now.name
+    return f"{name} {_TOWARDS[name]} {rank.peer}" if name in _TOWARDS and rank.peer is not None else name
+
+
+def where(rank: Rank, line: str = "") -> str:
+    """``in barrier at train (train.py:37)``; ``line`` of its stack, or else the innermost of the user's own code."""
+    name, at = called(rank), line or rank.now.user or rank.now.frame
+    return f"in {name} at {at}" if name else f"at {at}"
 
 
 def state(reading: Reading | None) -> str:
@@ -105,8 +119,9 @@ def state(reading: Reading | None) -> str:
 def place_of(rank: Rank) -> Evidence:
     """Where a rank is, and how that is known."""
     source = f"/proc/{rank.process.pid}" if rank.now.kind in ("asleep", "running") else "py-spy dump"
-    gpus = f" [{'; '.join(rank.gpus)}]" if rank.gpus else ""
-    return rank.evidence(rank.now.frame + gpus, source)
+    user = f" < {rank.now.user}" if rank.now.user not in ("", rank.now.frame) else ""
+    gpus = f" [{'; '.join(map(str, rank.gpus))}]" if rank.gpus else ""
+    return rank.evidence(rank.now.frame + user + gpus, source)
 
 
 def quoted(link: Link) -> Evidence:

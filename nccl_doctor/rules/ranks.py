@@ -8,13 +8,32 @@ import msgspec
 
 from nccl_doctor.facts.job import Connection, Process
 from nccl_doctor.findings.model import Evidence
-from nccl_doctor.rules.doing import Doing
+from nccl_doctor.rules.doing import Doing, frames_of
 from nccl_doctor.rules.rank_variables import local_rank, local_world
 
 SURELY = ("collective", "store")
 HEARTBEAT_BYTES_PER_S = 2048  # on one connection
 CARRIED_BYTES = 64 << 20  # by all connections between ranks, ever: then data goes over them
 BUSY_SHARE = 0.5  # of one CPU between two readings: it computes, it does not sleep
+
+
+class GpuUse(msgspec.Struct, frozen=True):
+    """What NVML said of a GPU; None where it did not. 100 % busy at little power is a kernel that waits."""
+
+    index: int
+    busy_percent: float | None
+    power_w: float | None
+    limit_w: float | None
+
+    def __str__(self) -> str:
+        busy = "use not known" if self.busy_percent is None else f"{self.busy_percent} % busy"
+        power = "" if self.power_w is None else f", {self.power_w:.0f} W"
+        limit = f" of {self.limit_w:.0f} W" if power and self.limit_w is not None else ""
+        return f"GPU {self.index}: {busy}{power}{limit}"
+
+    def waits(self, share: float) -> bool:
+        """Whether it is fully busy, and draws no more than this share of its limit."""
+        return self.busy_percent == 100 and bool(self.power_w and self.limit_w and self.power_w <= share * self.limit_w)
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -25,7 +44,7 @@ class Rank(msgspec.Struct, frozen=True):
     process: Process
     looks: tuple[Doing, ...]
     children: tuple[Process, ...] = ()
-    gpus: tuple[str, ...] = ()  # what NVML says of those that it uses
+    gpus: tuple[GpuUse, ...] = ()
 
     @property
     def now(self) -> Doing:
@@ -41,6 +60,16 @@ class Rank(msgspec.Struct, frozen=True):
     def cpu_s(self) -> float | None:
         """CPU time between the readings."""
         return cpu_between(self.process)
+
+    @property
+    def peer(self) -> int | None:
+        """The rank that its call of torch.distributed names: whose message, or whose tensor."""
+        return next((frame.peer for frame in frames_of(self.process) if frame.peer is not None), None)
+
+    @property
+    def in_default_group(self) -> bool:
+        """Whether its call is known to name no group: then every rank of the job has to come to it."""
+        return any(frame.default_group for frame in frames_of(self.process))
 
     @property
     def label(self) -> str:

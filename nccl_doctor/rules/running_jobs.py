@@ -14,7 +14,7 @@ from nccl_doctor.facts.model import NO_WAY_OUT, Plan, Reach, ReachOutcome
 from nccl_doctor.rules import rank_variables as variables
 from nccl_doctor.rules.doing import is_worker, looks
 from nccl_doctor.rules.engine import Fleet, Host, facts_of
-from nccl_doctor.rules.ranks import Link, Rank, RunningJob
+from nccl_doctor.rules.ranks import GpuUse, Link, Rank, RunningJob
 
 _ADOPTERS = ("systemd", "slurmstepd")  # parents of processes whose own has ended, beside process 1
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -118,18 +118,16 @@ def _key(host: str, process: Process) -> str:
     return f"uid:{process.uid}:{process.script}"
 
 
-def _gpus_in_use(hosts: tuple[Host, ...]) -> dict[tuple[str, int], tuple[str, ...]]:
-    """Host and process -> its GPUs, in words: 100 % at little power is a kernel that waits."""
-    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+def _gpus_in_use(hosts: tuple[Host, ...]) -> dict[tuple[str, int], tuple[GpuUse, ...]]:
+    """Host and process -> what its GPUs do."""
+    found: dict[tuple[str, int], list[GpuUse]] = defaultdict(list)
     for host in hosts:
         fact = host.want(GpuFact)
         for gpu in fact.gpus if fact else ():
-            busy = "use not known" if gpu.utilization_percent is None else f"{gpu.utilization_percent} % busy"
-            power = "" if gpu.power_w is None else f", {gpu.power_w:.0f} W"
-            limit = "" if gpu.power_w is None or gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f} W"
+            use = GpuUse(gpu.index, gpu.utilization_percent, gpu.power_w, gpu.power_limit_w)
             for process in gpu.processes or ():
-                found[host.name, process.pid].append(f"GPU {gpu.index}: {busy}{power}{limit}")
-    return {key: tuple(texts) for key, texts in found.items()}
+                found[host.name, process.pid].append(use)
+    return {key: tuple(uses) for key, uses in found.items()}
 
 
 def _build(id: str, world: int, members: list[Rank], known: Mapping[str, Job], gone: Mapping[str, Reach]) -> RunningJob:

@@ -17,8 +17,8 @@ from nccl_doctor.rules.running_jobs import jobs_of, processes_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
 WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
-# The last is state D: as likely as not one long write or read.
-_AT_WORK = ("saving", "loading", "importing", "kernel")
+# Whoever has crashed ends by itself, with its core dump; "kernel" is state D: as likely as not one long write or read.
+_AT_WORK = ("saving", "loading", "importing", "crashed", "kernel")
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -212,3 +212,18 @@ def test_a_rank_that_was_killed(training: Training) -> None:
     machine.wait_for(lambda: not Path(f"/proc/{training.pids[1]}").exists(), "the rank's end")
     found = held(training.hang(), "hang.rank-gone", "gpu01", 1)
     assert "LOCAL_WORLD_SIZE=2, and only rank 0 found" in text(found)
+
+
+def test_a_rank_that_waits_for_a_message_which_nobody_sends(training: Training) -> None:
+    training.order(2, "message")
+    try:
+        answer = training.hang()
+    finally:
+        training.end()  # nothing brings it back to work
+    assert answer["verdict"] == "held", (answer["sentence"], answer["findings"])
+    found = answer["findings"][0]
+    assert found["id"] == "app.collective-mismatch" and found["confidence"] == 0.85, answer["findings"]
+    assert [(place["host"], place["rank"]) for place in found["places"]] == [("gpu02", 2), ("gpu03", 3)]
+    assert "rank 2 waits in recv from 3 at receive (training.py:" in found["title"]
+    assert "rank 3 in all_reduce at leave (training.py:" in found["title"]
+    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]

@@ -116,6 +116,7 @@ ALWAYS_SENT = {
     ("interfaces: addresses.*.up", "interface_links.loopback_down"),
     ("job: processes.*.placed", "job_processes.gone"),
     ("job: processes.*.placed", "job_processes.leftovers"),
+    ("job: processes.*.readings.*.dumps_core", "job_processes.gone"),
     ("job: processes.*.readings.*.frozen", "job_processes.stopped"),
     ("system: cgroup.oom_kills", "system.memory"),
     ("system: gpu_processes.processes", "system.gpu_holders"),
@@ -196,7 +197,9 @@ def _tell_more_of_hardware(probes: dict[str, Any]) -> None:
 def _running_job() -> Bundle:
     ranks = test_hang.four()
     for rank in ranks:
-        rank["stacks"] = [test_hang.stacks(test_hang.REDUCE), test_hang.stacks(test_hang.BARRIER)]
+        rank["stacks"] = [
+            test_hang.stacks(stack) for stack in (test_hang.REDUCE, test_hang.calls("broadcast", 1, peer=1))
+        ]
         rank["connections"][0] |= {"moved_bytes": 4096, "before_unsent_bytes": 0, "before_unread_bytes": 0}
         rank["connections"][0]["retransmitted"] = 0
         for reading in rank["readings"]:

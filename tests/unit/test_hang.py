@@ -44,10 +44,14 @@ WORKER = [
     ("fetch", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 52),
     ("_worker_loop", "/opt/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 3),
 ]
-IDLE_WORKER = [("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257), ("get", "q.py", 1), WORKER[2]]
+IDLE_WORKER = [
+    ("poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257),
+    ("get", "/usr/lib/python3.11/multiprocessing/queues.py", 113),
+    WORKER[2],
+]
 
 DECLARED = {id for rule in all_rules() if rule.stage == JOB for id in rule.ids}
-Stack = list[tuple[str, str, int]]
+Stack = list[tuple[Any, ...]]  # function, file, line, and what else of the frame was read
 
 
 def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait", **more: Any) -> dict[str, Any]:
@@ -55,11 +59,16 @@ def reading(state: str = "S", cpu_s: float = 1.0, waits_in: str = "futex_do_wait
     return {"state": state, "cpu_s": cpu_s, "main": main, **more}
 
 
-def stacks(frames: Stack | None) -> dict[str, Any] | None:
-    if frames is None:
+def frames_of(stack: Stack) -> list[dict[str, Any]]:
+    return [
+        {"function": name, "file": file, "line": line, **(more[0] if more else {})} for name, file, line, *more in stack
+    ]
+
+
+def stacks(stack: Stack | None) -> dict[str, Any] | None:
+    if stack is None:
         return None
-    told = [{"function": name, "file": file, "line": line} for name, file, line in frames]
-    return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": told}]}
+    return {"outcome": "ok", "threads": [{"id": 1, "name": "MainThread", "frames": frames_of(stack)}]}
 
 
 def process(rank: int, stack: Stack | None = None, before: Stack | None = None, **more: Any) -> dict[str, Any]:
@@ -155,6 +164,16 @@ def test_a_rank_that_is_elsewhere_is_named_with_its_line() -> None:
 STDLIB = "/usr/lib/python3.11/"
 POPEN = [("Popen._try_wait", STDLIB + "subprocess.py", 2004), *OWN]
 BATON = [("wait", "/opt/env/lib/python3.11/site-packages/torch/utils/file_baton.py", 49), *OWN]
+STORE = {"call": "poll", "file": "TCP 10.0.0.2:5 -> 10.0.0.1:29500"}
+QUEUE = [("Condition.wait", STDLIB + "threading.py", 327), ("Queue.get", STDLIB + "queue.py", 171), *OWN]
+JOIN = [("Thread.join", STDLIB + "threading.py", 1119), *OWN]
+POOL = [
+    ("Event.wait", STDLIB + "threading.py", 629),
+    ("ApplyResult.wait", STDLIB + "multiprocessing/pool.py", 765),
+    *OWN,
+]
+IMPORT = [("_ModuleLock.acquire", "<frozen importlib._bootstrap>", 120), *OWN]
+LOOP = [("EpollSelector.select", STDLIB + "selectors.py", 468), ("run", STDLIB + "asyncio/base_events.py", 607), *OWN]
 COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor/compile_fx.py", 9), *OWN]
 
 
@@ -165,12 +184,21 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (POPEN, {"waits_in": "do_wait"}, "waits for its child process in evaluate (train.py:31)", "in wait_for_partner"),
         ([("_shutdown", STDLIB + "threading.py", 1590)], {}, "has come to its program's end", "thread saver: save"),
         (OWN, {"call": "recvfrom", "file": "TCP 10.0.0.1:4 -> 10.9.9.9:443"}, "waits for an answer from 10.9.9.9:443 in", "443"),
+        (OWN, STORE, "waits for the job's store (10.0.0.1:29500), perhaps for a key that nobody sets, in evaluate", "29500"),
+        (OWN, {"call": "poll", "file": "pipe:[7]"}, "waits for a pipe in evaluate", "pipe:[7]"),
+        (OWN, {"call": "poll", "file": "socket:[7]"}, "waits for another process in evaluate", "socket:[7]"),
+        (QUEUE, {}, "waits for another thread to fill a queue in evaluate", "thread saver: save"),
+        (JOIN, {}, "is in save (ckpt.py:7)", "thread MainThread: evaluate (train.py:31)"),
+        (IMPORT, {}, "waits for another thread to import a module in evaluate", "thread saver: save"),
+        (LOOP, {}, "waits in its event loop in evaluate", "asyncio/base_events.py:607"),
+        (POOL, {}, "waits for a child process of its pool in evaluate", "in wait_for_partner"),
         (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
         ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
         (BATON, {"waits_in": "hrtimer_nanosleep"}, "waits for the lock file of another process that builds", "file_baton"),
         (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
     ],
-    ids=["lock", "child", "end", "answer", "input", "pdb", "build", "compile"],
+    ids=["lock", "child", "end", "answer", "store", "pipe", "socket", "queue",
+         "join", "import", "loop", "pool", "input", "pdb", "build", "compile"],
 )  # fmt: skip
 def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
     away = process(1, stack, readings=[reading(main=main)] * 2)
@@ -181,6 +209,46 @@ def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words
     found = first(examine(bundle(*four(r1=away), child)))
     assert found.id == "hang.elsewhere" and f"rank 1 (pid 101) {words}" in found.title
     assert proof in " ".join(item.text for item in found.evidence)
+
+
+def test_a_thread_that_is_stuck_in_the_kernel_is_what_its_rank_waits_for() -> None:
+    """As a checkpoint that is written beside the training, to a server that does not answer."""
+    writer = {"id": 7, "state": "D", "waits_in": "rpc_wait_bit_killable", "call": "fsync", "file": "/mnt/a.pt"}
+    writer = {**writer, "file_system": "nfs4", "kernel_stack": ["rpc_wait_bit_killable", "nfs_wb_all"]}
+    found = first(examine(bundle(*four(r1=process(1, QUEUE, readings=[reading(others=[writer])] * 2)))))
+    assert (
+        "rank 1 (pid 101) waits for a thread that is stuck in the kernel, on /mnt/a.pt (nfs4), in evaluate"
+        in found.title
+    )
+    assert any("rpc_wait_bit_killable < nfs_wb_all" in item.text for item in found.evidence)
+    for others in ([], [{**writer, "id": 8}]):  # another one then: one write after the other
+        passing = [reading(others=others), reading(others=[writer])]
+        told = first(examine(bundle(*four(r1=process(1, QUEUE, readings=passing)))))
+        assert "waits for another thread to fill a queue" in told.title
+
+
+RAY = [("main_loop", "/opt/env/lib/python3.11/site-packages/ray/_private/worker.py", 955)]
+
+
+@pytest.mark.parametrize(
+    ("main", "undecided"),
+    [
+        (RAY, "is in main_loop (ray/_private/worker.py:955)"),
+        (JOIN, "waits for a thread to end in evaluate (train.py:31)"),
+    ],
+    ids=["a main thread that serves", "one that waits"],
+)
+def test_a_rank_that_trains_in_another_thread_is_told_by_that(main: Stack, undecided: str) -> None:
+    def threads(*each: Stack) -> list[dict[str, Any]]:
+        found = [{"id": at, "name": f"thread-{at}", "frames": frames_of(stack)} for at, stack in enumerate(each)]
+        return [{"outcome": "ok", "threads": found}] * 2
+
+    ranks = [process(rank, stacks=threads(main, OWN if rank == 3 else calls("all_reduce", 20))) for rank in range(4)]
+    found = first(examine(bundle(*ranks)))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+    assert "rank 3 (pid 103) is in evaluate (train.py:31); 3 other ranks wait in all_reduce" in found.title
+    ranks[3] = process(3, readings=[reading(waits_in="x")] * 2, stacks=threads(main, OWN, REDUCE))  # which of the two?
+    assert undecided in first(examine(bundle(*ranks))).title
 
 
 def test_who_holds_the_file_lock_is_named_be_it_a_rank_or_a_stranger() -> None:
@@ -282,11 +350,6 @@ def test_where_one_rank_is_elsewhere_those_in_other_collectives_are_not_to_blame
     answer = examine(bundle(*ranks))
     assert blamed(first(answer)) == [("gpu01", 1)]
     assert {item.id for item in answer.report.findings} == {"hang.elsewhere", "hang.waiting"}
-    three = [
-        process(rank, [(name, *REDUCE[0][1:]), OWN[0]]) for rank, name in enumerate(("all_gather", "barrier", "reduce"))
-    ]
-    undecided = examine(bundle(*three, process(3, REDUCE)))
-    assert undecided.verdict == "stands" and "app.collective-mismatch" in {item.id for item in undecided.report.causes}
 
 
 def test_spawned_ranks_on_several_hosts_are_numbered_in_their_order() -> None:
@@ -617,8 +680,10 @@ def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:
     found = first(examine(bundle(*ranks)))
     assert found.id == "hang.kernel-wait" and "/mnt/ckpt/a.pt (nfs4)" in found.title and blamed(found) == [("gpu02", 2)]
     assert any("rpc_wait_bit < nfs_" in item.text for item in found.evidence)
-    ranks[2]["readings"][0] = reading("S")  # once is no proof
-    assert examine(bundle(*ranks)).verdict != "held"
+    for at in range(2):  # once is no proof: it reads or writes, and the others wait for that
+        ranks[2]["readings"] = [reading("D" if look == at else "S", main=stuck) for look in range(2)]
+        found = first(examine(bundle(*ranks)))
+        assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 2)] and found.confidence == 0.7
 
 
 def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> None:
@@ -639,8 +704,196 @@ def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> No
 
 def test_ranks_in_different_collectives_are_a_mismatch() -> None:
     found = first(examine(bundle(*four(r1=process(1, REDUCE)))))
-    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu01", 1)]
-    assert "rank 1 waits in all_reduce, ranks 0,2-3 in barrier" in found.title
+    assert found.id == "app.collective-mismatch" and blamed(found) == [("gpu01", 1)] and found.confidence == 0.9
+    assert (
+        found.title
+        == "rank 1 waits in all_reduce at train (train.py:20), ranks 0,2-3 in barrier at train (train.py:37)"
+    )
+
+
+def calls(name: str, line: int, **read: Any) -> Stack:
+    """A call of torch.distributed at this line of the program, and what of its variables was read."""
+    return [(name, REDUCE[0][1], 1, read), ("train", "/job/train.py", line)]
+
+
+def mismatch(answer: Hang) -> Finding:
+    found = first(answer)
+    assert found.id == "app.collective-mismatch"
+    return found
+
+
+def mismatches(answer: Hang) -> list[Finding]:
+    return [item for item in answer.report.findings if item.id == "app.collective-mismatch"]
+
+
+def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> None:
+    ranks = [process(rank, calls(name, rank)) for rank, name in enumerate(("all_gather", "barrier", "reduce"))]
+    answer = examine(bundle(*ranks, process(3, REDUCE)))
+    assert mismatch(answer).confidence == 0.9 and len(blamed(mismatch(answer))) == 4
+    assert (
+        "rank 0 waits in all_gather at train (train.py:0), rank 1 in barrier at train (train.py:1)" in answer.sentence
+    )
+    part = bundle(*ranks[:2])
+    part = msgspec.structs.replace(part, hosts=part.hosts[:1])  # ranks 2 and 3 may be who both wait for
+    seen = examine(part)
+    assert seen.verdict == "stands" and "; perhaps rank 0 waits in all_gather" in seen.sentence
+    of_all = bundle(*(process(rank, calls(str(rank), rank, default_group=True)) for rank in range(2)))
+    assert mismatch(examine(msgspec.structs.replace(of_all, hosts=of_all.hosts[:1]))).confidence == 0.9
+
+
+def test_two_groups_of_ranks_in_two_collectives_may_stand_for_another_reason() -> None:
+    pairs = [process(rank, calls("all_reduce" if rank < 2 else "all_gather", rank // 2)) for rank in range(4)]
+    assert mismatch(examine(bundle(*pairs))).confidence == 0.8
+    for item in pairs[:2]:  # both pairs' groups are whole, but in this one all four have to come
+        item["stacks"] = [stacks(calls("all_reduce", 0, default_group=True))] * 2
+    assert mismatch(examine(bundle(*pairs))).confidence == 0.9
+
+
+def test_two_collectives_are_less_certain_where_less_was_seen() -> None:
+    def sure(*ranks: dict[str, Any]) -> float:
+        return mismatch(examine(bundle(*ranks))).confidence
+
+    assert sure(*four(r1=process(1, calls("wait_tensor", 5)))) == 0.8  # which names no collective
+    over_nvlink = four(r1=process(1, REDUCE))
+    for item in over_nvlink:
+        item.update(devices=["gpu"], connections=[])
+    assert sure(*over_nvlink) == 0.6
+    once = four(r1=process(1, REDUCE))
+    for item in once:
+        item.update(readings=item["readings"][:1], stacks=item["stacks"][:1])
+    assert not mismatches(examine(bundle(*once)))
+
+
+def test_two_collectives_are_a_consequence_where_the_network_lost_what_a_rank_sent() -> None:
+    lost = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 5}
+    answer = examine(bundle(*four(r1=process(1, REDUCE, connections=[_connection(1, 3, **lost)]))))
+    assert first(answer).id == "hang.network" and [one.folded_under for one in mismatches(answer)] == ["hang.network"]
+
+
+def test_ranks_that_receive_from_each_other_in_a_ring_are_named_in_its_order() -> None:
+    ring = [process(rank, calls("recv", 5, peer=(rank + 1) % 4)) for rank in range(4)]
+    found = mismatch(examine(bundle(*ring)))
+    assert (
+        found.title == "ranks 0-3 wait for each other in a ring, 0 -> 1 -> 2 -> 3 -> 0, in recv at train (train.py:5)"
+    )
+    assert found.confidence == 0.9 and "batch_isend_irecv" in found.fixes[0].text
+    two = [process(rank, calls("recv", 5, peer=1 - rank)) for rank in range(2)]
+    found = mismatch(examine(bundle(*two, process(2), process(3))))
+    assert blamed(found) == [("gpu01", 0), ("gpu01", 1)] and "0 -> 1 -> 0" in found.title
+    posted = [process(rank, calls("send" if rank % 2 else "recv", 5, peer=rank ^ 1)) for rank in range(4)]
+    unread = [process(rank, calls("recv", 5)) for rank in range(4)]
+    for ranks in (posted, unread):
+        answer = examine(bundle(*ranks))
+        assert answer.verdict == "stands" and not mismatches(answer)
+    assert "4 of 4 ranks found wait in recv at train (train.py:5)" in answer.sentence
+
+
+def test_who_waits_for_the_message_of_a_rank_in_a_collective_is_told_with_it() -> None:
+    away = calls("all_reduce", 9)
+    ranks = [process(rank, calls("recv", 5, peer=2) if rank == 3 else away) for rank in range(4)]
+    found = mismatch(examine(bundle(*ranks)))
+    assert (
+        found.title == "rank 3 waits in recv from 2 at train (train.py:5), rank 2 in all_reduce at train (train.py:9)"
+    )
+    assert blamed(found) == [("gpu02", 2), ("gpu02", 3)] and found.confidence == 0.85
+    chain = [process(rank, calls("recv", 5, peer=rank + 1) if rank < 3 else away) for rank in range(4)]
+    assert blamed(mismatch(examine(bundle(*chain)))) == [("gpu02", 2), ("gpu02", 3)]  # 0 and 1 wait for those
+    whole = bundle(*ranks[2:])
+    part = msgspec.structs.replace(whole, hosts=whole.hosts[1:])  # rank 2 may wait for one that was not seen
+    assert examine(part).verdict == "stands" and mismatches(examine(part))[0].confidence == 0.4
+    ranks[2] = process(2, OWN)
+    assert blamed(first(examine(bundle(*ranks)))) == [("gpu02", 2)] and not mismatches(examine(bundle(*ranks)))
+
+
+def test_a_new_group_that_the_others_do_not_come_to_is_a_mismatch() -> None:
+    found = mismatch(examine(bundle(*four(r1=process(1, [("new_group", BARRIER[0][1], 5000), OWN[0]])))))
+    assert blamed(found) == [("gpu01", 1)] and "rank 1 waits in new_group at evaluate (train.py:31)" in found.title
+
+
+def test_roots_that_differ_are_a_mismatch_where_all_were_read() -> None:
+    def roots(*peers: int | None, default_group: bool = True) -> Hang:
+        each = (calls("broadcast", 5, peer=peer, default_group=default_group) for peer in peers)
+        return examine(bundle(*(process(rank, stack) for rank, stack in enumerate(each))))
+
+    assert (
+        "rank 1 waits in broadcast from 1 at train (train.py:5), ranks 0,2-3 in broadcast from 0"
+        in roots(0, 1, 0, 0).sentence
+    )
+    for answer in (roots(0, None, 0, 0), roots(0, 0, 0, 0), roots(0, 0, 2, 2, default_group=False)):
+        assert answer.verdict == "stands" and not mismatches(answer)
+
+
+BACKWARD = [("_engine_run_backward", "/opt/env/lib/python3.11/site-packages/torch/autograd/graph.py", 979), OWN[1]]
+
+
+def test_who_has_left_the_loop_while_the_others_stand_in_backward_is_named() -> None:
+    """As of uneven data under DDP, whose all_reduce no Python frame shows."""
+    ranks = [process(rank, BARRIER if rank == 2 else BACKWARD) for rank in range(4)]
+    found = mismatch(examine(bundle(*ranks)))
+    assert (
+        found.title
+        == "rank 2 waits in barrier at train (train.py:37), ranks 0-1,3 in backward at <module> (train.py:40)"
+    )
+    assert blamed(found) == [("gpu02", 2)] and found.confidence == 0.7
+    for item in ranks:
+        item.update(devices=["gpu"], connections=[])  # long steps of a healthy job look so, too
+    answer = examine(bundle(*ranks))
+    assert answer.verdict == "not-known" and "; perhaps rank 2 waits in barrier" in answer.sentence
+    unseen = [process(rank, BARRIER if rank == 2 else []) for rank in range(4)]  # they may be in the same barrier
+    assert not mismatches(examine(bundle(*unseen)))
+
+
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [
+        ("_verify_param_shape_across_processes", "torch/distributed/utils.py"),
+        ("_sync_params_and_buffers", "torch/distributed/utils.py"),
+        ("DistributedDataParallel._distributed_broadcast_coalesced", "torch/nn/parallel/distributed.py"),
+    ],
+)
+def test_the_collectives_that_ddp_calls_by_itself_are_known(function: str, file: str) -> None:
+    """Only rank 0, whose values are sent, waits yet: the others have them, and went on."""
+    inside = [(function, f"/opt/env/lib/python3.11/site-packages/{file}", 326), ("train", "/job/train.py", 18)]
+    ranks = four(r0=process(0, inside), r2=process(2, OWN, readings=[reading(waits_in="hrtimer_nanosleep")] * 2))
+    assert blamed(first(examine(bundle(*ranks)))) == [("gpu02", 2)]
+    found = mismatch(examine(bundle(*four(r0=process(0, inside)))))
+    assert (
+        f"rank 0 waits in {function.rpartition('.')[2]} at train (train.py:18)" in found.title
+        and found.confidence == 0.9
+    )
+
+
+def test_a_stage_that_waits_for_its_neighbours_messages_waits_and_accuses_none_that_waits() -> None:
+    schedules = "/opt/env/lib/python3.11/site-packages/torch/distributed/pipelining/schedules.py"
+    stage = [("_wait_batch_p2p", schedules, 683), ("train", "/job/train.py", 18)]
+    answer = examine(bundle(*four(r0=process(0, stage), r1=process(1, stage))))
+    assert answer.verdict == "stands" and not mismatches(answer)  # whose messages, nothing says
+    found = first(examine(bundle(*(process(rank, OWN if rank == 3 else stage) for rank in range(4)))))
+    assert found.id == "hang.elsewhere" and "3 other ranks wait in _wait_batch_p2p" in found.title
+
+
+def test_a_crashed_rank_whose_core_dump_is_being_written_does_not_compute() -> None:
+    dumping = process(2, OWN, readings=[reading("R", dumps_core=True), reading("R", 3.9, dumps_core=True)])
+    found = first(examine(bundle(*four(r2=dumping))))
+    assert found.id == "hang.rank-gone.core-dump" and blamed(found) == [("gpu02", 2)]
+    assert "rank 2 (pid 102) has crashed in evaluate (train.py:31), and the kernel writes its core dump" in found.title
+
+
+@pytest.mark.parametrize(("idle", "watts", "severity"), [(0, 120, "fail"), (0, 600, "warn"), (40, 120, "warn")])
+def test_gpus_that_wait_for_an_idle_one_prove_who_is_elsewhere(idle: int, watts: int, severity: str) -> None:
+    def gpu(rank: int) -> dict[str, Any]:
+        use = {"utilization_percent": idle if rank == 3 else 100, "power_w": watts, "power_limit_w": 700}
+        return {"index": rank % 2, **use, "processes": [{"pid": 100 + rank, "kind": "compute"}]}
+
+    ranks = [process(rank, OWN if rank == 3 else SYNC, devices=["gpu"], connections=[]) for rank in range(4)]
+    whole = bundle(*ranks)
+    for number, host in enumerate(whole.hosts):
+        found = {"nvml": {"outcome": "ok"}, "smi": {"outcome": "ok"}, "gpus": [gpu(2 * number), gpu(2 * number + 1)]}
+        host.probes["gpu"] = ProbeResult(Outcome.OK, found)
+    answer = examine(whole)
+    (told,) = [item for item in answer.report.causes if item.id == "hang.elsewhere"]
+    assert told.severity.value == severity and blamed(told) == [("gpu02", 3)]
+    assert ("perhaps rank 3 (pid 103)" in answer.sentence) == (severity == "warn")
 
 
 def test_data_that_nobody_acknowledges_is_the_network_and_a_reader_that_stopped_is_not() -> None:
@@ -698,6 +951,23 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
     alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
     assert alive.verdict == "moves" and not alive.report.causes
+
+
+def test_what_nccl_and_its_recorder_did_not_tell_is_missed_in_a_job_with_gpus() -> None:
+    def missed(*ranks: dict[str, Any], **facts: Any) -> dict[str, str]:
+        return {gap.what: gap.why for gap in examine(bundle(*ranks, **facts)).report.unknown}
+
+    counts, dump = "NCCL's own counts (RAS)", "a flight-recorder dump"
+    with_gpus = [process(rank, devices=["gpu"]) for rank in range(4)]
+    assert counts not in missed(*four()) and "no rank listens on its port" in missed(*with_gpus)[counts]
+    refused = {"address": "127.0.0.1:28028", "error": "Connection refused"}
+    assert missed(*with_gpus, ras=[refused, refused])[counts] == "127.0.0.1:28028: Connection refused"
+    odd = {"address": "127.0.0.1:28028", "text": "SERVER PROTOCOL 2\n"}
+    assert missed(*with_gpus, ras=[odd])[counts] == "127.0.0.1:28028: its answer is no report"
+    assert missed(*four(), dump_problems=["/tmp/trace_0: larger than 4 MiB"])[dump] == "/tmp/trace_0: larger than 4 MiB"
+    broken = base64.b64encode(zlib.compress(b"no dump")).decode()
+    broken_dump = {"rank": 0, "pid": 100, "path": "/tmp/trace_rank_0", "data": broken}
+    assert missed(*four(), dumps=[broken_dump])[dump].startswith("/tmp/trace_rank_0: ")
 
 
 @pytest.mark.parametrize(
@@ -818,8 +1088,12 @@ def test_a_lone_process_under_a_scheduler_is_no_second_job() -> None:
 
 def test_a_worker_that_outlives_its_rank_is_not_the_rank() -> None:
     left = process(1, stack=WORKER, parent=1)
-    found = first(examine(bundle(*four(r1=left))))
-    assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
+    idle = process(1, stack=IDLE_WORKER, parent=1)
+    for look in idle["stacks"]:  # its data set has a thread of its own
+        look["threads"].append({"id": 2, "name": "reader", "frames": frames_of(OWN)})
+    for item in (left, idle):
+        found = first(examine(bundle(*four(r1=item))))
+        assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 1)]
 
 
 def _program(**more: Any) -> dict[str, Any]:

@@ -20,10 +20,11 @@ from unittest import mock
 import msgspec
 import pytest
 
-from nccl_doctor.agent.job import connections, processes, stacks, variables
+from nccl_doctor.agent import probing
+from nccl_doctor.agent.job import connections, processes, readings, stacks, variables
 from nccl_doctor.agent.probes import job as probe
 from nccl_doctor.agent.probing import ProbeTrouble
-from nccl_doctor.facts.job import Job, Process
+from nccl_doctor.facts.job import Job, Process, Thread
 
 JOB = str(os.getpid())  # MASTER_PORT, so that only this test's ranks are looked at
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -67,10 +68,16 @@ def look_until(there: Callable[[list[Process]], object], **arguments: Any) -> tu
             return fact, found
 
 
+def main_thread(process: Process) -> Thread | None:
+    """Its main thread at the second look."""
+    reading = process.readings[-1]
+    return reading.main if reading else None
+
+
 def waits_in(process: Process) -> str:
     """The kernel function of its main thread at the second look."""
-    reading = process.readings[-1]
-    return reading.main.waits_in if reading and reading.main else ""
+    main = main_thread(process)
+    return main.waits_in if main else ""
 
 
 def sleeps(process: Process) -> bool:
@@ -97,7 +104,7 @@ def test_a_launcher_with_a_schedulers_number_is_no_rank(start: Start) -> None:
     inner = "import os, subprocess, sys\n"
     inner += "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env={**os.environ, 'RANK': '1'})"
     start(0, inner, "env", "-u", "RANK", "SLURM_PROCID=0", "SLURM_STEP_ID=0")
-    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    _, found = look_until(lambda found: [item.environment.get("RANK") for item in found] == [None, "1"])
     assert [(item.role, item.environment.get("RANK")) for item in found] == [("wrapper", None), ("rank", "1")]
 
 
@@ -126,7 +133,8 @@ def test_ranks_of_lightning_are_told_apart_by_their_place(start: Start) -> None:
     first = "import os, subprocess, sys; os.environ.update(NODE_RANK='1', LOCAL_RANK='0')\nown = os.environ.copy()\n"
     source = "own['LOCAL_RANK'] = '1'\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], env=own)"
     start(0, first + source, "env", "-u", "RANK")
-    _, found = look_until(lambda found: len(found) == 2 and "nanosleep" in waits_in(found[1]))
+    # Before it runs its program, the second still has the variables of the first.
+    _, found = look_until(lambda found: [item.environment["LOCAL_RANK"] for item in found] == ["0", "1"])
     assert [(item.role, item.placed, item.environment["LOCAL_RANK"]) for item in found] == [
         ("rank", True, "0"),
         ("rank", True, "1"),
@@ -378,6 +386,54 @@ def test_only_a_file_that_the_rank_can_have_written_is_taken_for_its_dump(
     assert not [dump for dump in fact.dumps if dump.pid == ranks[0].pid]
 
 
+def test_the_one_socket_that_a_rank_polls_is_named(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        start(0, f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=60).recv(1)")
+        told = f"-> 127.0.0.1:{port}"
+        _, (rank,) = look_until(lambda found: (main := main_thread(found[0])) and main.file.endswith(told))
+        main = main_thread(rank)
+        assert main and main.call == "poll" and main.file.startswith("TCP 127.0.0.1:") and main.file.endswith(told)
+
+
+def test_of_many_threads_those_that_are_stuck_in_the_kernel_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    for thread, state in ((7, "S"), *((number, "R") for number in range(10, 20)), (30, "D"), (31, "S")):
+        place = tmp_path / "proc" / "7" / "task" / str(thread)
+        place.mkdir(parents=True)
+        (place / "stat").write_text(f"{thread} (python) {state} " + "1 " * 40)
+    (tmp_path / "proc" / "7" / "stat").write_text("7 (python) S " + "1 " * 40)
+    told = readings.reading(7)
+    assert told is not None and told["others"][0]["id"] == 30 and len(told["others"]) == readings.THREADS_TOLD
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, {"call": "poll", "file": "pipe:[5]", "file_system": ""}), (2, {})])
+def test_of_several_files_that_are_polled_none_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: dict[str, str]
+) -> None:
+    place = tmp_path / "proc" / "7"
+    (place / "fd").mkdir(parents=True)
+    (place / "fd" / "3").symlink_to("pipe:[5]")
+    (place / "mem").write_bytes(b"\0" * 16 + struct.pack("=ihh", 3, 1, 0))
+    (place / "syscall").write_text(f"7 0x10 0x{count:x} 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setattr(stacks, "machine", lambda: "x86_64")
+    assert readings._call(7, "") == told
+
+
+def test_a_rank_whose_core_is_being_dumped_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "proc" / "7"
+    place.mkdir(parents=True)
+    (place / "stat").write_text("7 (python) R " + "1 " * 40)
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    for text, dumps in (("CoreDumping:\t1\n", True), ("CoreDumping:\t0\n", False), ("", False)):
+        (place / "status").write_text("State:\tR (running)\n" + text)
+        told = readings.reading(7)
+        assert told is not None and told["dumps_core"] is dumps
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a moment")
 def test_what_another_user_may_not_read_is_counted_and_not_guessed(start: Start) -> None:
     rank = start(0, "import time; time.sleep(60)")
@@ -402,6 +458,76 @@ def test_a_rank_that_ends_under_py_spy_has_ended_and_another_failure_is_quoted(t
     told = stacks.take(str(py_spy), [gone.pid, os.getpid()])
     assert (told[gone.pid]["outcome"], told[os.getpid()]["outcome"]) == ("ended", "failed")
     assert str(gone.pid) in told[gone.pid]["detail"] and "executable name" in told[os.getpid()]["detail"]
+
+
+_TORCH = "/opt/env/lib/python3.11/site-packages/torch/distributed/"
+_GROUP = "<torch._C._distributed_c10d.ProcessGroup at 0x7f>"
+
+
+def _frame(name: str, file: str, **known: str | None) -> dict[str, Any]:
+    told = [{"name": key, "addr": 1, "arg": False, "repr": value} for key, value in known.items()]
+    return {"name": name, "filename": file, "module": None, "short_filename": None, "line": 7, "locals": told}
+
+
+def _py_spy(place: Path, frames: list[dict[str, Any]]) -> str:
+    """One that tells these frames of any process, and can read no variables where there are none."""
+    told = [
+        {"pid": 1, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 1, "active": False, "frames": frames}
+    ]
+    (place / "answer").write_text(json.dumps(told))
+    check = "" if all("locals" in frame for frame in frames) else "case $* in *--locals*) exit 1;; esac\n"
+    (place / "py-spy").write_text(f"#!/bin/sh\n{check}exec cat {place}/answer\n")
+    (place / "py-spy").chmod(0o755)
+    return str(place / "py-spy")
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "peer", "default_group"),
+    [
+        ({"src": "2", "group": "None"}, {"args": "(<Tensor at 0x7f>, 2)", "kwargs": "{}"}, 2, True),
+        ({"dst": "0", "group": _GROUP}, {"args": "(<Tensor at 0x7f>, 0)", "kwargs": '{"group": None}'}, 0, True),
+        ({"src": "None", "group_src": "3"}, {"args": "(<Tensor at 0x7f>)", "kwargs": '{"group_src": 3}'}, 3, True),
+        ({"group_src": "1", "group": _GROUP}, {"args": "()", "kwargs": '{"group": ' + _GROUP + "}"}, None, False),
+        ({"src": "5"}, {"args": f"(<Tensor at 0x7f>, 5, {_GROUP})", "kwargs": "{}"}, 5, False),
+        ({}, {"args": "([<Tensor at 0x7f>, <Tensor at 0x7f>], ...)", "kwargs": "{}"}, None, False),
+        ({}, {}, None, False),
+        ({"src": None}, {"args": None, "kwargs": None}, None, False),
+    ],
+    ids=["source", "destination", "group's source", "group's rank", "group", "cut", "not there", "not told"],
+)
+def test_whom_a_call_of_torch_names_is_read_and_nothing_else_of_its_variables(
+    tmp_path: Path, own: dict[str, str | None], given: dict[str, str | None], peer: int | None, default_group: bool
+) -> None:
+    frames = [
+        _frame("recv", _TORCH + "distributed_c10d.py", **own),
+        _frame("wrapper", _TORCH + "c10d_logger.py", **given),
+        _frame("load", "/job/train.py", src="9", token='"hunter2"'),
+    ]
+    told = stacks.take(_py_spy(tmp_path, frames), [os.getpid()])
+    (thread,) = told[os.getpid()]["threads"]
+    inner, *others = thread["frames"]
+    assert (inner["peer"], inner["default_group"]) == (peer, default_group) and "hunter2" not in str(told)
+    assert all(set(frame) == {"function", "file", "line"} for frame in others)
+
+
+def test_of_many_threads_those_of_the_users_program_are_kept(tmp_path: Path) -> None:
+    frames = [_frame("run", "/usr/lib/python3.11/threading.py")]
+    program = _py_spy(tmp_path, frames)
+    (thread,) = json.loads((tmp_path / "answer").read_text())
+    service = [
+        {**thread, "os_thread_id": number, "thread_name": f"service-{number}", "active": True} for number in range(6)
+    ]
+    own = {**thread, "os_thread_id": 9, "thread_name": "train", "frames": [_frame("train", "/job/train.py"), *frames]}
+    main = {**thread, "os_thread_id": os.getpid()}
+    (tmp_path / "answer").write_text(json.dumps([*service, own, main]))
+    told = stacks.take(program, [os.getpid()])[os.getpid()]["threads"]
+    assert [item["name"] for item in told[:2]] == ["MainThread", "train"] and len(told) == stacks.THREADS
+
+
+def test_where_variables_cannot_be_read_the_stack_is_taken_without(tmp_path: Path) -> None:
+    frames = [{"name": "recv", "filename": _TORCH + "distributed_c10d.py", "line": 7}]
+    told = stacks.take(_py_spy(tmp_path, frames), [os.getpid()])[os.getpid()]
+    assert told["outcome"] == "ok" and told["threads"][0]["frames"][0]["peer"] is None
 
 
 def test_a_py_spy_that_hangs_takes_no_other_fact_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

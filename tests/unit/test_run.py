@@ -144,8 +144,9 @@ LOAD = [("load", "/opt/env/lib/python3.11/site-packages/torch/serialization.py",
         (test_hang.OWN, [test_hang.reading(written_bytes=0), test_hang.reading(written_bytes=5 << 20)]),
         (test_hang.OWN, [test_hang.reading(read_bytes=0), test_hang.reading(read_bytes=5 << 20)]),
         (test_hang.OWN, [test_hang.reading("D", waits_in="folio_wait_bit")] * 2),
+        (test_hang.OWN, [test_hang.reading(dumps_core=True)] * 2),
     ],
-    ids=["saving", "loading", "computes", "writes", "reads", "in-the-kernel"],
+    ids=["saving", "loading", "computes", "writes", "reads", "in-the-kernel", "dumps-its-core"],
 )
 def test_a_rank_that_works_may_come_by_itself_and_its_job_is_not_ended(stack: Any, readings: Any) -> None:
     away = test_hang.process(0, stack, readings=readings)

@@ -1,24 +1,26 @@
 """One look at processes: state, threads, memory, and the file or process that a thread waits for in the kernel."""
 
 import os
+import struct
 from typing import Any, Dict, Optional
 
 from nccl_doctor.agent.filesystems import mount_of, mounts
 from nccl_doctor.agent.job import connections, stacks
 from nccl_doctor.agent.job.processes import link, stat_fields
-from nccl_doctor.agent.probing import first_line, listed, read_text
+from nccl_doctor.agent.probing import first_line, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
 
-THREADS_TOLD = 6  # beside the main thread: those that run, or are stuck in the kernel
-# System calls whose first argument is the file they wait for; by machine.
+THREADS_TOLD = 6  # beside the main thread: those that are stuck in the kernel, then those that run
+# System calls whose first argument is the file they wait for, or a list of such; by machine.
 _FILE_CALLS = {
     "x86_64": {
+        7: "poll", 271: "poll",
         0: "read", 1: "write", 17: "pread", 18: "pwrite", 19: "readv", 20: "writev", 40: "sendfile", 72: "fcntl",
         73: "flock", 74: "fsync", 75: "fdatasync", 3: "close", 5: "fstat", 76: "truncate", 77: "ftruncate",
         285: "fallocate", 45: "recvfrom", 44: "sendto", 43: "accept", 42: "connect",
     },
     "aarch64": {
-        63: "read", 64: "write", 67: "pread", 68: "pwrite", 65: "readv", 66: "writev", 71: "sendfile", 25: "fcntl",
+        73: "poll", 63: "read", 64: "write", 67: "pread", 68: "pwrite", 65: "readv", 66: "writev", 71: "sendfile", 25: "fcntl",
         32: "flock", 82: "fsync", 83: "fdatasync", 57: "close", 80: "fstat", 46: "ftruncate", 47: "fallocate",
         207: "recvfrom", 206: "sendto", 202: "accept", 203: "connect",
     },
@@ -33,7 +35,7 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
     status = _fields("/proc/%d/status" % pid)
     main = _thread(pid, pid)
     others = (_thread(pid, int(tid)) for tid in listed("/proc/%d/task" % pid) if tid != str(pid))
-    telling = [thread for thread in others if thread]
+    telling = sorted((thread for thread in others if thread), key=lambda thread: str(thread["state"]) != "D")
     io = _fields("/proc/%d/io" % pid)
     return {
         "state": fields[0],
@@ -42,6 +44,7 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
         "main": main,
         "others": telling[:THREADS_TOLD],
         "frozen": _is_frozen(pid),
+        "dumps_core": status.get("CoreDumping") == "1",
         "switches": _number(status.get("voluntary_ctxt_switches")),
         "tracer": _number(status.get("TracerPid")) or 0,
         "resident_bytes": (_number(status.get("VmRSS")) or 0) * 1024,
@@ -85,14 +88,19 @@ def _thread(pid: int, tid: int) -> Optional[Dict[str, Any]]:
 
 
 def _call(pid: int, place: str) -> Dict[str, Any]:
-    """The system call that a thread is in, and the file it waits for where that is its first argument."""
+    """The system call that a thread is in, and the file it waits for where that is its first argument, or alone in a list."""
     words = (_readable("/proc/%d/%ssyscall" % (pid, place)) or "").split()
-    if len(words) < 2 or not words[0].isdigit():
+    if len(words) < 3 or not words[0].isdigit():
         return {}
     name = _FILE_CALLS.get(stacks.machine(), {}).get(int(words[0]))
     if name is None:
         return {}
-    target = link("/proc/%d/fd/%d" % (pid, int(words[1], 16)))
+    number = int(words[1], 16)
+    if name == "poll":
+        number = _polled(pid, number) if int(words[2], 16) == 1 else -1
+    target = link("/proc/%d/fd/%d" % (pid, number))
+    if not target:
+        return {}
     told = {"call": name, "file": redact_text(target)[:200], "file_system": ""}
     if target.startswith("/"):
         mount = mount_of(target, mounts())
@@ -103,6 +111,15 @@ def _call(pid: int, place: str) -> Dict[str, Any]:
     if name in ("flock", "fcntl"):
         told.update(_lock_holder(pid))
     return told
+
+
+def _polled(pid: int, at: int) -> int:
+    """The descriptor in the ``struct pollfd`` at this address of a process's memory; -1 where it may not be read."""
+    try:
+        with open(path("/proc/%d/mem" % pid), "rb", 0) as memory:
+            return int(struct.unpack("=i", os.pread(memory.fileno(), 4, at))[0])
+    except (OSError, OverflowError, struct.error):
+        return -1
 
 
 def _lock_holder(pid: int) -> Dict[str, Any]:

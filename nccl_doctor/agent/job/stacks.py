@@ -4,9 +4,11 @@ py-spy is the host's own, or the controller's copy: that is held in memory (memf
 """
 
 import base64
+import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -19,8 +21,12 @@ from nccl_doctor.agent.probing import read_text, run_command
 LIMIT_S = 8.0  # of one process, and
 LOOK_S = 12.0  # of all of one look: where py-spy hangs, the job's other facts must not be lost with its stacks
 FRAMES = 40  # innermost ones kept of each thread
-THREADS = 4  # kept of each process: the main thread, then those that run
+THREADS = 4  # kept of each process: the main thread, then those of the user's own program, then those that run
 AT_ONCE = 8
+
+_INSTALLED = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3")
+_C10D = "torch/distributed/distributed_c10d.py"
+_LOGGER = "torch/distributed/c10d_logger.py"  # its wrapper around each call holds what the program gave
 
 _held: List[int] = []  # the descriptor of the controller's copy, for the agent's life
 
@@ -47,7 +53,11 @@ def machine() -> str:
 
 
 def take(program: str, pids: Sequence[int]) -> Dict[int, Dict[str, Any]]:
-    """Process id -> how it ended (``outcome``, ``detail``) and the ``threads`` with their frames, innermost first."""
+    """Process id -> how it ended (``outcome``, ``detail``) and the ``threads`` with their frames, innermost first.
+
+    The innermost frame of torch.distributed also has the ``peer`` that the call names (its ``src`` or ``dst``, a rank of
+    the whole job) and ``default_group`` (it names no group), where py-spy could read them.
+    """
     end = time.monotonic() + LOOK_S
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(pids, pool.map(lambda pid: _one(program, pid, end), pids)))
@@ -99,7 +109,10 @@ def _one(program: str, pid: int, end: float) -> Dict[str, Any]:
     left = end - time.monotonic()
     if left <= 0:
         return {"outcome": "timed-out", "detail": "its turn did not come within %g s" % LOOK_S, "threads": []}
-    result = run_command(_argv(program, pid), limit_s=min(LIMIT_S, left), limit_bytes=4 << 20)
+    result = run_command([*_argv(program, pid), "--locals"], limit_s=min(LIMIT_S, left), limit_bytes=16 << 20)
+    if result.outcome in ("failed", "truncated") and not _has_ended(pid):  # a variable changed while it was read
+        left = max(0.1, end - time.monotonic())
+        result = run_command(_argv(program, pid), limit_s=min(LIMIT_S, left), limit_bytes=4 << 20)
     if result.outcome != "ok" and _has_ended(pid):
         return {"outcome": "ended", "detail": "pid %d ended while it was looked at" % pid, "threads": []}
     if result.outcome != "ok":
@@ -109,8 +122,15 @@ def _one(program: str, pid: int, end: float) -> Dict[str, Any]:
         threads = [_thread(item) for item in json.loads(result.stdout)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"outcome": "failed", "detail": "py-spy's answer: %s: %s" % (type(error).__name__, error), "threads": []}
-    threads.sort(key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not item["active"]))
+    threads.sort(
+        key=lambda item: (item["id"] != pid and item["name"] != "MainThread", not _is_own(item), not item["active"])
+    )
     return {"outcome": "ok", "detail": "", "threads": threads[:THREADS]}
+
+
+def _is_own(thread: Dict[str, Any]) -> bool:
+    """Whether it runs code of the user's own program, as far as its files' places tell."""
+    return not all(_INSTALLED.search(frame["file"]) for frame in thread["frames"])
 
 
 def _has_ended(pid: int) -> bool:
@@ -118,19 +138,44 @@ def _has_ended(pid: int) -> bool:
 
 
 def _thread(item: Dict[str, Any]) -> Dict[str, Any]:
+    frames = [
+        {
+            "function": str(frame.get("name", ""))[:120],
+            "file": str(frame.get("filename", ""))[-200:],
+            "line": _whole(frame.get("line")) or 0,
+        }
+        for frame in item["frames"][:FRAMES]
+    ]
+    inside = [number for number, frame in enumerate(frames) if str(frame["file"]).endswith(_C10D)]
+    if inside:
+        frames[inside[0]].update(_called(item["frames"][inside[0] : FRAMES]))
     return {
         "id": _whole(item.get("os_thread_id")),
         "name": str(item.get("thread_name") or "")[:60],
         "active": bool(item.get("active")),
-        "frames": [
-            {
-                "function": str(frame.get("name", ""))[:120],
-                "file": str(frame.get("filename", ""))[-200:],
-                "line": _whole(frame.get("line")) or 0,
-            }
-            for frame in item["frames"][:FRAMES]
-        ],
+        "frames": frames,
     }
+
+
+def _called(frames: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """``peer`` and ``default_group`` of a call into torch.distributed, by the local variables of its frames.
+
+    Nothing else of them is kept: they hold the program's own data. A group that is named may be the default one, too, and
+    a text that py-spy cut may name one.
+    """
+    peers: Dict[str, int] = {}
+    default_group = False
+    for frame in itertools.takewhile(lambda frame: str(frame.get("filename", "")).endswith((_C10D, _LOGGER)), frames):
+        known = {item["name"]: item["repr"] for item in frame.get("locals") or () if item["repr"]}
+        if frame["filename"].endswith(_LOGGER):
+            given = known.get("args", "...") + known.get("kwargs", "...")
+            default_group = default_group or not re.search(r"\.\.\.|ProcessGroup|\"group\": (?!None)", given)
+        for name in ("src", "dst", "group_src", "group_dst"):
+            if known.get(name, "").isdigit():
+                peers.setdefault(name, int(known[name]))
+    names = ("src", "dst") + (("group_src", "group_dst") if default_group else ())
+    peer = next((peers[name] for name in names if name in peers), None)
+    return {"peer": peer, "default_group": default_group}
 
 
 def _whole(value: Any) -> Optional[int]:

@@ -27,7 +27,7 @@ def point_to_point(dumps: Mapping[int, Dump]) -> list[Conclusion]:
     waiting = [item for rank in sorted(dumps) for item in _unfinished(rank, dumps[rank])]
     posted = {(item.rank, item.peer, item.sends) for item in waiting}
     alone = [item for item in waiting if (item.peer, item.rank, not item.sends) not in posted and item.peer in dumps]
-    ring = _cycle({item.rank: item.peer for item in alone})
+    ring = cycle({item.rank: item.peer for item in alone})
     if ring:
         return [_deadlock([item for item in alone if item.rank in ring], dumps)]
     return [_unmatched(item, dumps) for item in alone[:QUOTED]]
@@ -48,7 +48,8 @@ def _unfinished(rank: int, dump: Dump) -> list[_Waiting]:
     return waiting
 
 
-def _cycle(waits_for: Mapping[int, int]) -> set[int]:
+def cycle(waits_for: Mapping[int, int]) -> list[int]:
+    """The first ranks each of which waits for the next, and the last for the first; empty where there are none."""
     for start in sorted(waits_for):
         path: list[int] = []
         rank = start
@@ -56,11 +57,11 @@ def _cycle(waits_for: Mapping[int, int]) -> set[int]:
             path.append(rank)
             rank = waits_for[rank]
         if rank in path:
-            return set(path[path.index(rank) :])
-    return set()
+            return path[path.index(rank) :]
+    return []
 
 
-_IN_TURN = "post both halves together (batch_isend_irecv), or let even ranks send first and odd ranks receive first"
+IN_TURN = "post both halves together (batch_isend_irecv), or let even ranks send first and odd ranks receive first"
 
 
 def _deadlock(ring: list[_Waiting], dumps: Mapping[int, Dump]) -> Conclusion:
@@ -72,7 +73,7 @@ def _deadlock(ring: list[_Waiting], dumps: Mapping[int, Dump]) -> Conclusion:
         cause=MISMATCH,
         confidence=0.9,
         ranks=tuple(sorted({item.rank for item in ring})),
-        next=_IN_TURN,
+        next=IN_TURN,
     )
 
 
@@ -84,7 +85,7 @@ def _unmatched(item: _Waiting, dumps: Mapping[int, Dump]) -> Conclusion:
         evidence=(quote(item.entry, item.rank, dumps[item.rank].source),),
         candidates=(MISMATCH, STRAGGLER),
         ranks=(item.peer,),
-        next=_IN_TURN,
+        next=IN_TURN,
     )
 
 

@@ -1,8 +1,9 @@
 """A small gloo job that does as it is told: training.py DIRECTORY, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 The file DIRECTORY/rank-N holds what rank N is to do at its next step: ``sleep`` (until SIGUSR1), ``checkpoint`` (to the
-FIFO DIRECTORY/checkpoint) or ``data`` (its DataLoader's worker reads the FIFO DIRECTORY/data). DIRECTORY/last-wait sends
-all ranks to the store, to wait there for ever. DIRECTORY/steps-N says how many steps rank N has taken.
+FIFO DIRECTORY/checkpoint), ``message`` (wait for one of the next rank, which sends none) or ``data`` (its DataLoader's
+worker reads the FIFO DIRECTORY/data). DIRECTORY/last-wait sends all ranks to the store, to wait there for ever.
+DIRECTORY/steps-N says how many steps rank N has taken.
 """
 
 import contextlib
@@ -48,6 +49,10 @@ def save_checkpoint(tensor):
         torch.save(tensor, stream)
 
 
+def receive(tensor):
+    dist.recv(tensor, src=(RANK + 1) % dist.get_world_size())
+
+
 def wake_up(*_):
     if sys._getframe(1).f_code is evaluate_alone.__code__:
         raise WokenUp
@@ -70,6 +75,8 @@ def train():
             evaluate_alone()
         elif order == "checkpoint":
             save_checkpoint(gradient)
+        elif order == "message":
+            receive(gradient)
         time.sleep(0.01)
         step += 1
         (PLACE / f"steps-{RANK}").write_text(str(step))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -240,17 +241,19 @@ def test_faults_that_a_run_proved_are_told_as_check_tells_them() -> None:
     assert json.loads(to_json(told))["causes"][0]["fixes"][1]["host"] == "gpu02"
 
 
-def test_a_job_that_was_seen_hanging_was_ended_because_it_hung() -> None:
+@pytest.mark.parametrize("id", ["hang.elsewhere", "app.collective-mismatch"])
+def test_a_job_that_was_seen_hanging_was_ended_because_it_hung(id: str) -> None:
     """What ``run --keep`` leaves of a job that it ended: two looks that say the same, and the launcher's last words."""
     log = explain_text(
         "W1122 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers\n"
     )
     assert log.causes[0].id == "launch.killed"
     proof = Evidence("evaluate (train.py:6)", "py-spy dump", host="gpu02")
-    held = finding("hang.elsewhere", Severity.FAIL, "rank 1 sleeps in evaluate", proof, hosts=("gpu02",))
+    held = finding(id, Severity.FAIL, "rank 1 sleeps in evaluate", proof, hosts=("gpu02",))
+    held = msgspec.structs.replace(held, stage="job")
     told = saved_runs.tell(log, [saved_runs.SavedRun(f"hang-{number}.ndb", (held,), 1) for number in (1, 2)], True)
     assert told.sentence == "gpu02: rank 1 sleeps in evaluate"
-    assert [cause.id for cause in told.causes] == ["hang.elsewhere", "launch.killed"]
+    assert [cause.id for cause in told.causes] == [id, "launch.killed"]
 
 
 def test_what_a_run_left_open_is_not_healthy() -> None:
