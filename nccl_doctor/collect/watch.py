@@ -214,8 +214,8 @@ class _Watch:
         """Why no sample of GPUs comes (any more), and what NVML said where that is the reason."""
         result = session.probe(GpuFact.PROBE, GPU_USE, GPU_USE_S)
         with self.lock:
-            if name not in self.gpus or not _answered(self.gpus[name]):
-                self.gpus[name] = result
+            if not (self.over.is_set() or (name in self.gpus and _answered(self.gpus[name]))):
+                self.gpus[name] = result  # what comes after the end saw us hang up
         if result.outcome is not Outcome.OK:
             return result.why, None
         fact = result.fact(GpuFact)
@@ -265,18 +265,20 @@ class _Watch:
         found = self.reached.get(entry.name, Reach(ReachOutcome.NOT_TRIED, "interrupted"))
         if isinstance(found, Reach):
             return HostFacts(entry.name, found, {}, entry.slots)
-        told = self.series[entry.name].facts(now_s)
+        none = ProbeResult(Outcome.NOT_RUN, None, "no sample")
+        series = self.series[entry.name]
+        told = series.facts(now_s)
         log = told["kernel_log"]
-        probes = {
-            "watch": ProbeResult(Outcome.OK, msgspec.to_builtins(told["watch"])),
-            "job": ProbeResult(Outcome.OK, told["job"])
-            if "namespace" in told["job"]
-            else ProbeResult(Outcome.NOT_RUN, None, "no sample"),
-            "kernel_log": ProbeResult(Outcome.OK, {key: log[key] for key in log if key != "outcome"})
-            if log["outcome"] == "ok"
-            else ProbeResult(Outcome(log["outcome"]), None, log["detail"]),
-            "gpu": self.gpus.get(entry.name, ProbeResult(Outcome.NOT_RUN, None, "no answer until the end")),
-        }
+        probes = dict.fromkeys(("watch", "job", "kernel_log"), none)
+        if series.samples or series.silence.now:
+            probes["watch"] = ProbeResult(Outcome.OK, msgspec.to_builtins(told["watch"]))
+        if "namespace" in told["job"]:
+            probes["job"] = ProbeResult(Outcome.OK, told["job"])
+        if log["outcome"] == "ok":
+            probes["kernel_log"] = ProbeResult(Outcome.OK, {key: log[key] for key in log if key != "outcome"})
+        elif series.samples:
+            probes["kernel_log"] = ProbeResult(Outcome(log["outcome"]), None, log["detail"])
+        probes["gpu"] = self.gpus.get(entry.name, none)
         reach = msgspec.structs.replace(found.reach, outcome=ReachOutcome.OK)
         return HostFacts(entry.name, reach, dict(sorted(probes.items())), entry.slots)
 

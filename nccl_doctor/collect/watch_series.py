@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.collect.watch_folds import Cost, GpuFold, NicFold, RankFold, Rises, Running, Series, Silence
+from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch
@@ -162,15 +163,11 @@ class HostSeries:
             self.processes.update({process["pid"]: process for process in sample["processes"]})
             self.job = {name: sample[name] for name in ("namespace", "uid", "refused", "unnumbered")}
         alive = {int(pid): told for pid, told in sample["ranks"].items()}
-        for pid, rank in self.ranks.items():
-            if rank.ended_s is None and pid not in alive:
-                rank.ended_s = round(now_s, 3)
-                told = self.processes.get(pid, {})
-                number = told.get("environment", {}).get("RANK", "")
-                yield (
-                    "rank-ended",
-                    f"{f'rank {number}' if number else 'a rank'} (pid {pid}, {told.get('script')}) has ended",
-                )
+        ended = [pid for pid, rank in self.ranks.items() if rank.ended_s is None and pid not in alive]
+        for pid in ended:
+            self.ranks[pid].ended_s = round(now_s, 3)
+        if ended:
+            yield "rank-ended", self._ended([self.processes.get(pid, {}) for pid in ended], ended[0])
         for pid, told in alive.items():
             if pid not in self.ranks or self.ranks[pid].ended_s is not None:
                 self.ranks[pid] = RankFold(pid, now_s)
@@ -178,6 +175,15 @@ class HostSeries:
         for pid in list(self.ranks)[:-RANKS_KEPT]:  # of a job that is started over and over the last ones
             del self.ranks[pid]
         self.processes = {pid: told for pid, told in self.processes.items() if pid in self.ranks}
+
+    def _ended(self, ranks: Sequence[Mapping[str, Any]], first: int) -> str:
+        """In one line: a job that ends does so with all ranks of a host."""
+        numbers = [str(rank.get("environment", {}).get("RANK", "")) for rank in ranks]
+        which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
+        script = ranks[0].get("script")
+        if len(ranks) == 1:
+            return f"{f'rank {which}' if which else 'a rank '}(pid {first}, {script}) has ended"
+        return f"{len(ranks)} ranks {which}({script}) have ended"
 
     def _log(self, log: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         self.log = {name: value for name, value in log.items() if name != "lines"}

@@ -66,8 +66,9 @@ def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
     rows: list[Row] = []
     for host in hosts:
         if host.silence.now or host.seen_s is None:
-            since = "" if host.seen_s is None else f" since {host.seen_s:.0f} s"
-            remark = f"SILENT{since}" if host.silence.now else "..."
+            remark = "..." if not host.silence.now else "NOT REACHED"
+            if host.silence.now and host.seen_s is not None:
+                remark = f"SILENT since {host.seen_s:.0f} s"
             rows.append(Row((visible(host.name), *["-"] * 10, remark), 2 if host.silence.now else 0))
             continue
         gpus = sorted(host.gpus.values(), key=lambda gpu: gpu.index)
@@ -172,15 +173,17 @@ def _throttled(gpu: GpuSeries) -> float:
 
 
 def table(rows: Sequence[Row], width: int, room: int | None = None) -> Text:
-    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole.
+    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole, first
+    those of which no line tells anything (hosts without GPUs).
 
     Where there is ``room`` for fewer lines, those in trouble come first and the rest is counted.
     """
     shown = list(rows)
     if room is not None and len(rows) > room:
         shown = sorted(rows, key=lambda row: -row.trouble)[: max(1, room - 1)]
-    lines = [_COLUMNS, *(row.cells for row in shown)]
-    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    telling = [number for number in range(1, len(_COLUMNS) - 1) if any(row.cells[number].strip("-") for row in rows)]
+    lines = [[line[number] for number in (0, *telling, -1)] for line in (_COLUMNS, *(row.cells for row in shown))]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     widths[0] = max(
         len(_COLUMNS[0]), min(widths[0], width - sum(widths[1:-1]) - len(widths) - min(widths[-1], _REMARK))
     )
@@ -219,7 +222,7 @@ class LiveWatch:
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self._console, self._verbose = console, verbose
-        self._summed_s = 0.0
+        self._summed_s: float | None = None
         self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
 
     def __enter__(self) -> LiveWatch:
@@ -240,19 +243,27 @@ class LiveWatch:
         if self._live:
             rows = live_rows(hosts, self._verbose)
             self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
-        elif now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s:
+        elif self._is_due(now_s, hosts):
             self._summed_s = now_s
             self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
+
+    def _is_due(self, now_s: float, hosts: Sequence[HostSeries]) -> bool:
+        """As soon as each host has told something, or is known to be silent; and then every so many samples."""
+        if self._summed_s is None:
+            return all(host.samples or host.silence.now for host in hosts)
+        return now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s
 
 
 def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
     answering = [host for host in hosts if not host.silence.now]
-    gpus = [gpu.now for host in answering for gpu in host.gpus.values() if gpu.now]
-    taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
+    telling = [gpu for host in answering for gpu in host.gpus.values() if gpu.now]
+    gpus = [gpu.now for gpu in telling]
+    taken = [*(host.samples for host in answering), *(gpu.samples for gpu in telling)]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
-    words = [f"{len(answering)} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
+    least = min(taken, default=0)
+    words = [f"{len(answering)} of {len(hosts)} hosts answer, {least} sample{'' if least == 1 else 's'} of each"]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:

@@ -242,8 +242,7 @@ def _told_action(entry: Xid, event: XidEvent) -> str:
 
 def _explained(entry: Xid) -> tuple[str, ...]:
     if entry.finding.startswith("gpu.fell-off-bus"):
-        lost = "gpu.fell-off-bus.lost"
-        return (lost, "gpu.not-visible", "gpu.driver", "gpu.needs-reset", "topology", "gpu.nvlink", "collectives")
+        return ("gpu.not-visible", "gpu.driver", "gpu.needs-reset", "topology", "gpu.nvlink", "collectives")
     if entry.kind == "nvlink":
         return ("gpu.nvlink.errors", "collectives")
     return ("gpu.needs-reset", "collectives") if entry.kind == "hardware" else ()
