@@ -1115,6 +1115,16 @@ def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
     assert answer.report.exit_code() is ExitCode.NOTHING_CHECKED and answer.report.causes[0].id.startswith("host.")
 
 
+class Patience(threading.Event):
+    """Waits for nothing, and is set after a while."""
+
+    left = 50
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left -= 1
+        return self.left < 0 or self.is_set()
+
+
 class Hosts:
     """Hosts that are reached, or not, as ``answers`` says of each attempt; a session lives until the watch is over."""
 
@@ -1126,7 +1136,7 @@ class Hosts:
         self.followed: list[str] = []
         monkeypatch.setattr(collect, "connect_all", self.connect_all)
         monkeypatch.setattr(collect, "RECONNECT_S", (0.0,))
-        monkeypatch.setattr(collect, "LOOK_S", 0.01)
+        self.watch.over = Patience()
         monkeypatch.setattr(self.watch, "_follow", lambda name, session: self.followed.append(name))
         monkeypatch.setattr(self.watch, "_follow_gpus", lambda name, session: None)
 
@@ -1135,7 +1145,7 @@ class Hosts:
         self.asked.append(names)
         for name in names:
             told(name, self.answers[name].pop(0))
-        if not any(self.answers.values()) or len(self.asked) > 20:
+        if not any(self.answers.values()):
             self.watch.over.set()
 
 
@@ -1257,7 +1267,12 @@ def test_ranks_that_mp_spawn_started_are_found_with_the_py_spy_that_hang_is_lent
     monkeypatch.setattr(stacks, "hold", lambda packed: packed)
     unread = {"refused": {"count": 0, "pids": []}}
     monkeypatch.setattr(processes, "find", lambda py_spy, told: ([], {**unread, "unnumbered": 0 if py_spy else 2}))
-    with pytest.raises(ProbeTrouble) as asked:
+
+    def tell(sample: dict[str, Any]) -> None:
+        assert "processes" not in sample
+
+    with monkeypatch.context() as here, pytest.raises(ProbeTrouble) as asked:
+        here.setattr(watch, "emitter", lambda: tell)
         watch.watch({"every_s": 0.01, "machine": stacks.machine()})
     assert asked.value.outcome == "tool-missing" and asked.value.data == {"program": "py-spy"}
     lent = samples_of(lambda came: "processes" in came[-1], machine=stacks.machine(), py_spy="packed")
