@@ -117,10 +117,10 @@ class _Watch:
 
     def connected(self, name: str, found: Session | Reach) -> None:
         """A host was reached, or not: the first one does not wait for the last."""
-        if self.over.is_set():
-            close_all([found])
-            return
         with self.lock:
+            if self.over.is_set():  # whoever ends it has closed all that it knew of
+                close_all([found])
+                return
             series, known = self.series[name], self.reached.get(name)
             self.due_s.pop(name, None)
             if series.began_s is None:
@@ -224,8 +224,10 @@ class _Watch:
         if not fact.gpus:
             return "NVML answers, and lists no GPU", None
         ended = session.probe("watch_gpus", {"every_s": self.options.every_s}, LONGEST_S, take)
-        nvml = {"outcome": ended.outcome.value, "detail": ended.detail, **(ended.data or {})}
-        return ended.why, msgspec.convert(nvml, Witness) if ended.data else None
+        if not isinstance(ended.data, dict):
+            return ended.why, None
+        nvml = {**ended.data, "outcome": ended.outcome.value, "detail": ended.detail}
+        return ended.why, msgspec.convert(nvml, Witness)
 
     def look_on(self) -> None:
         """Until the end: tell who has fallen silent, and let it be shown. The time runs from when all hosts are decided."""

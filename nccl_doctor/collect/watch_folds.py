@@ -215,11 +215,18 @@ class NicFold:
         self.rate: float | None = None
         self.received, self.sent, self.rises = Running(), Running(), Rises()
         self.full = 0
+        self.gone_s: float | None = None
         self._last: tuple[float, int, int] | None = None
+
+    def miss(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """It is not there (any more)."""
+        if self.gone_s is None:
+            self.gone_s = round(now_s, 1)
+            yield "link", f"{self.name} is gone"
 
     def take(self, counters: Mapping[str, Any], rate: float | None, at_s: float) -> Iterator[tuple[str, str]]:
         """Kind and text of what happened since the last sample; ``at_s``: by the host's own clock."""
-        self.rate = rate
+        self.rate, self.gone_s = rate, None
         received, sent = counters.get("rx_bytes"), counters.get("tx_bytes")
         if received is not None and sent is not None:
             if self._last and at_s > self._last[0] and received >= self._last[1] and sent >= self._last[2]:
@@ -237,7 +244,7 @@ class NicFold:
     def series(self) -> NicSeries:
         """All of it, folded."""
         return NicSeries(
-            self.name, self.rate, self.received.level(), self.sent.level(), self.full, dict(self.rises.sums)
+            self.name, self.rate, self.received.level(), self.sent.level(), self.full, self.rises.sums, self.gone_s
         )
 
 

@@ -80,7 +80,9 @@ class HostSeries:
         for name, gpu in self.gpus.items():
             if name not in told:
                 happened += gpu.miss("NVML gives it no more", now_s)
-        if lasted := self.gpus_silence.end(now_s):
+        gap = self.gpus_silence.now
+        lasted = self.gpus_silence.end(now_s)
+        if gap and gap.nvml:
             happened.insert(0, ("gpus", f"NVML answers, after {lasted}"))
         self.gpus_seen_s = now_s
         return [self.event(now_s, *what) for what in happened]
@@ -90,6 +92,10 @@ class HostSeries:
         for gpu in self.gpus.values():
             gpu.now = {}
         from_s = round(self._since_s(self.gpus_seen_s), 1)
+        gap = self.gpus_silence.now
+        if gap and not gap.nvml and nvml:  # until now it was not asked: the host was silent
+            self.gpus_silence.end(now_s)
+            from_s = round(now_s, 1)
         new = self.gpus_silence.begin(DriverGap(from_s, from_s, why, nvml=nvml))
         return [self.event(now_s, "gpus", f"no samples of GPUs: {why}")] if new and nvml else []
 
@@ -118,9 +124,11 @@ class HostSeries:
         at_s = float(sample["at_s"])
         now_s = self._watch_time(at_s, now_s)
         yield from self._host(sample, now_s)
-        for name, nic in sample["interfaces"].items():
-            rate = nic["speed_mbps"] * 1e6 / 8 if nic["speed_mbps"] else None
-            yield from self.nics.setdefault(name, NicFold(name)).take(nic["counters"], rate, at_s)
+        for name, told in sample["interfaces"].items():
+            rate = told["speed_mbps"] * 1e6 / 8 if told["speed_mbps"] else None
+            nic = self.nics.setdefault(name, NicFold(name))
+            there = any(value is not None for value in told["counters"].values())
+            yield from nic.take(told["counters"], rate, at_s) if there else nic.miss(now_s)
         for name, port in sample["ports"].items():
             counters = dict(port["counters"])
             for own, theirs in _PORT_DATA.items():  # in units of four bytes
@@ -130,8 +138,11 @@ class HostSeries:
             gbps = Port(0, rate=port["rate"]).gbps
             rate = gbps * 1e9 / 8 if gbps else None
             yield from self.nics.setdefault(name, NicFold(name)).take(counters, rate, at_s)
+        here = {*sample["interfaces"], *sample["ports"]}
+        for name, nic in self.nics.items():
+            if name not in here:
+                yield from nic.miss(now_s)
         if len(self.nics) > NICS_KEPT:  # those of containers come and go
-            here = {*sample["interfaces"], *sample["ports"]}
             self.nics = {name: nic for name, nic in self.nics.items() if name in here}
         yield from self._ranks(sample, at_s, now_s)
         yield from self._log(sample["log"])

@@ -66,7 +66,10 @@ class GpuSeries(msgspec.Struct, frozen=True):
 
 
 class NicSeries(msgspec.Struct, frozen=True):
-    """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate."""
+    """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate.
+
+    ``gone_s``: since when it has been missing; None where it was there at the end.
+    """
 
     name: str
     rate_bytes_per_s: Amount | None  # None: the driver does not tell
@@ -74,6 +77,7 @@ class NicSeries(msgspec.Struct, frozen=True):
     sent_bytes_per_s: Level | None
     full: Count
     rises: dict[str, Count]
+    gone_s: Amount | None
 
     @property
     def rdma(self) -> bool:

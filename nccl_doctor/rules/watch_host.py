@@ -9,7 +9,7 @@ from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import NicSeries, Watch
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.job_words import places
 from nccl_doctor.rules.running_jobs import jobs_of
@@ -47,7 +47,7 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
     WATCH, "net.link-flapping", "ib.link-flapping", "ib.errors.rising", "ib.errors.not-counted", "net.interface-errors"
 )
 def links(host: Host, plan: Plan) -> Iterator[Finding]:
-    """No link goes down, and no error counter of an interface or RDMA port rises.
+    """No link goes down, no interface that carries data and no RDMA port goes away, and none of their error counters rises.
 
     Where the driver of an RDMA port has no such counters (EFA's has none), that is told, and is no gap.
     """
@@ -56,8 +56,7 @@ def links(host: Host, plan: Plan) -> Iterator[Finding]:
         yield from _nic(host, nic, max(1.0, watch.seconds))
     if not watch.nics:
         raise MissingFact("network interfaces over time", "none was seen")
-    told = {nic.name: nic.rises.keys() & {*_PORT_ERRORS, "link_downed", *_NIC_ERRORS, "losses"} for nic in watch.nics}
-    if uncounted := [nic.name for nic in watch.nics if nic.rdma and not told[nic.name]]:
+    if uncounted := [nic.name for nic in watch.nics if nic.rdma and not nic.rises]:
         yield host.finding(
             "ib.errors.not-counted",
             Severity.INFO,
@@ -67,7 +66,7 @@ def links(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     for nic in watch.nics:
         names = {*_PORT_ERRORS, "link_downed"} if nic.rdma else {*_NIC_ERRORS, "losses"}
-        if nic.name not in uncounted and (lacking := names - told[nic.name]):
+        if nic.name not in uncounted and (lacking := names - nic.rises.keys()):
             raise MissingFact("error counters over time", f"{nic.name}: {', '.join(sorted(lacking))} not readable")
 
 
@@ -78,13 +77,17 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
     downs = nic.rises.get("link_downed", 0) + nic.rises.get("losses", 0)
     cable = Fix(
         "check cable, transceiver and the switch port at the other end; look for what took it down",
-        f"sudo dmesg -T | grep -i {device} | tail -20",
+        f"sudo dmesg -T | grep -i {shell_word(device)} | tail -20",
     )
     moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
     used = nic.rdma or moved >= value("watch.network.used")
+    flaps = "ib.link-flapping" if nic.rdma else "net.link-flapping"
+    if nic.gone_s is not None and used:
+        proof = f"not there since {nic.gone_s:.0f} s of the watch"
+        yield host.finding(flaps, Severity.FAIL, f"{nic.name} is gone", (proof, base), cable, places=place)
     if downs:
         yield host.finding(
-            "ib.link-flapping" if nic.rdma else "net.link-flapping",
+            flaps,
             Severity.FAIL if used else Severity.WARN,
             f"the link of {nic.name}{'' if used else ', which carries next to nothing,'} went down {downs} "
             f"time{'s' if downs > 1 else ''} while it was watched",

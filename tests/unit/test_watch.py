@@ -421,6 +421,26 @@ def test_links_that_go_down_and_errors_that_rise(counter: str, rise: int, id: st
     assert (found.id, found.severity, found.hosts) == (id, severity, ("gpu02",)), found
 
 
+def test_a_port_that_goes_away_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
+    def no_port(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 60:
+            sample["ports"] = {}
+
+    def no_interface(now_s: float, sample: dict[str, Any]) -> None:
+        counters = sample["interfaces"]["eth0"]["counters"]
+        sample["interfaces"]["tun0"] = {"speed_mbps": None, "counters": {**counters, "rx_bytes": 0, "tx_bytes": 0}}
+        if now_s > 60:
+            sample["interfaces"] = {"eth0": {"speed_mbps": None, "counters": dict.fromkeys(counters)}}
+
+    answer = told(watched.bundle({"gpu01": no_port, "gpu02": no_interface}))
+    found = {(item.id, *item.hosts): item for item in answer.report.causes}
+    assert set(found) == {("ib.link-flapping", "gpu01"), ("net.link-flapping", "gpu02")}
+    assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 is gone"
+    assert {item.severity for item in found.values()} == {Severity.FAIL}
+    assert "not there since 65 s" in found["net.link-flapping", "gpu02"].evidence[0].text
+    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "eth0 is gone", "tun0 is gone"]
+
+
 def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:
     def efa(now_s: float, sample: dict[str, Any]) -> None:
         counters = dict.fromkeys(sample["ports"].pop("mlx5_0/1")["counters"])
@@ -649,6 +669,19 @@ def test_a_driver_that_answers_again_is_a_warning_and_its_silence_stays_unknown(
     (found,) = answer.report.causes
     assert (found.id, found.severity) == ("gpu.driver.hang", Severity.WARN) and "and came back" in found.title
     assert ("GPUs over time", ("gpu01",)) in gaps(answer)
+
+
+def test_a_driver_that_hangs_once_the_host_is_back_is_told() -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    assert not series.lose_gpus(now_s, "connection lost", None)
+    assert [event.kind for event in series.lose_gpus(now_s + 20, HANGS.detail, HANGS)] == ["gpus"]
+    (found,) = judged(series, now_s + 30).report.causes
+    assert found.id == "gpu.driver.hang" and "for 10 s" in found.title
+
+    back, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    back.lose_gpus(now_s, "connection lost", None)
+    step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
+    assert not back.take_gpus(step, now_s + 5), "the host tells that it is back"
 
 
 @pytest.mark.parametrize(
