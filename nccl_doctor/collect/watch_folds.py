@@ -254,6 +254,7 @@ class RankFold:
         self.samples = 0
         self.cpu, self.resident = Running(), Series()
         self.ended_s: float | None = None
+        self.oom_file = ""
         self.reading: tuple[float, float, str] | None = None  # by the host's clock: when, CPU time, state
 
     def take(self, told: Mapping[str, Any], at_s: float, now_s: float) -> None:
@@ -261,10 +262,11 @@ class RankFold:
         if self.reading and at_s > self.reading[0]:
             self.cpu.add(100 * (told["cpu_s"] - self.reading[1]) / (at_s - self.reading[0]))
         self.reading = at_s, told["cpu_s"], told["state"]
+        self.oom_file = str(told["oom_file"])
         self.resident.add(now_s, told["resident_bytes"])
         self.last_s, self.samples = round(now_s, 3), self.samples + 1
 
     def series(self) -> RankSeries:
         """All of it, folded."""
         cpu, resident = self.cpu.level(), self.resident.points()
-        return RankSeries(self.pid, self.samples, self.first_s, self.last_s, self.ended_s, cpu, resident)
+        return RankSeries(self.pid, self.samples, self.first_s, self.last_s, self.ended_s, cpu, resident, self.oom_file)

@@ -95,6 +95,7 @@ class RankSeries(msgspec.Struct, frozen=True):
     ended_s: Amount | None
     cpu_percent: Level | None  # of one CPU
     resident_bytes: Points
+    oom_file: str  # that counts what is killed in its control group; empty: there is none
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -126,7 +127,7 @@ class Watch(Fact, frozen=True):
     memory_available_bytes: Points
     swapped_pages: Count | None
     killed: Count | None  # processes on the host, by the kernel, for want of memory
-    killed_in: dict[str, Count]  # the ranks' control groups (the files that count it) -> processes killed there
+    killed_in: dict[str, Count]  # by the files that count it in the ranks' control groups
     waiting: dict[str, Level]
     nics: tuple[NicSeries, ...]
     ranks: tuple[RankSeries, ...]

@@ -135,7 +135,9 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
     others = max(0, (watch.killed or 0) - own)
     lines = _kill_lines(host)
     # A rank that ended may have been alone in its group, and the group is gone with its count.
-    counted = bool(watch.killed_in) and all(rank.ended_s is None for rank in watch.ranks)
+    counted = bool(watch.ranks) and all(
+        rank.ended_s is None and rank.oom_file in watch.killed_in for rank in watch.ranks
+    )
     if own:
         yield _killed(
             host, Severity.FAIL, f"the kernel killed {_processes(own)} of the job", watch, lines, ("hang.rank-gone",)

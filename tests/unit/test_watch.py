@@ -570,10 +570,15 @@ def test_whose_a_killed_process_was_is_unknown_where_no_group_tells() -> None:
         kill(*GROUP_KILL)(now_s, sample)
         sample["killed"] = {}
 
-    answer = told(watched.bundle({"gpu02": uncounted}))
-    (found,) = answer.report.causes
-    assert found.severity is Severity.WARN and "it is not known whose" in found.title
-    assert gaps(answer) == {("whose processes the kernel killed", ("gpu02",))}
+    def one_uncounted(now_s: float, sample: dict[str, Any]) -> None:
+        kill(*GROUP_KILL)(now_s, sample)
+        sample["ranks"]["4006"]["oom_file"] = ""
+
+    for change in (uncounted, one_uncounted):
+        answer = told(watched.bundle({"gpu02": change}))
+        (found,) = answer.report.causes
+        assert found.severity is Severity.WARN and "it is not known whose" in found.title
+        assert gaps(answer) == {("whose processes the kernel killed", ("gpu02",))}
 
 
 def test_the_ranks_of_this_machine_are_counted_in_their_own_group(

@@ -47,7 +47,8 @@ def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
         "port_rcv_data": int(at_s * 1e9), "port_xmit_data": int(at_s * 1e9), "symbol_error": 0, "port_rcv_errors": 0,
         "port_xmit_discards": 0, "link_error_recovery": 0, "link_downed": 0,
     }  # fmt: skip
-    own = {str(4000 + rank): {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB} for rank in ranks}
+    busy = {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB, "oom_file": OOM_FILE}
+    own = {str(4000 + rank): dict(busy) for rank in ranks}
     return {
         "at_s": at_s,
         "cpu": [int(at_s * 3000), int(at_s * 6400)],

@@ -72,10 +72,8 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
             sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
         sample["interfaces"] = {name: _interface(name) for name in nics}
-        sample["ranks"] = {
-            str(pid): one for pid, rank in known.items() for one in [_rank(pid, rank.start_ticks)] if one
-        }
-        # Read after the host's own count: who is killed in between is the job's, and counted there in the next sample.
+        sample["ranks"] = {str(pid): one for pid, rank in known.items() for one in [_rank(pid, rank)] if one}
+        # Read after the host's own count, so that of a kill in between nobody says that it was another job's.
         sample["killed"] = {file: oom_kills(file) for file in {oom_file for _, oom_file in known.values()} if file}
         known = {pid: rank for pid, rank in known.items() if str(pid) in sample["ranks"]}
         sample["log"], log_s = _log(log_s)
@@ -182,16 +180,17 @@ def _ports() -> Dict[str, Any]:
     return found
 
 
-def _rank(pid: int, start_ticks: int) -> Optional[Dict[str, Any]]:
+def _rank(pid: int, known: _Known) -> Optional[Dict[str, Any]]:
     """State, CPU time and resident memory of a rank; None where it has ended."""
     fields = processes.stat_fields(pid)
-    if fields is None or int(fields[19]) != start_ticks or fields[0] in "ZX":
+    if fields is None or int(fields[19]) != known.start_ticks or fields[0] in "ZX":
         return None
     ticks = float(os.sysconf("SC_CLK_TCK"))
     return {
         "state": fields[0],
         "cpu_s": (int(fields[11]) + int(fields[12])) / ticks,
         "resident_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        "oom_file": known.oom_file,
     }
 
 
