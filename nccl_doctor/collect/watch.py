@@ -196,22 +196,22 @@ class _Watch:
 
         while True:
             try:
-                why, nvml = self._ask_gpus(name, session, take)
+                ended = self._ask_gpus(name, session, take)
             except msgspec.DecodeError as error:
-                why, nvml = f"an answer that cannot be read: {error}", None
-            if nvml and nvml.outcome == "not-run":
-                return  # the host has none
+                ended = f"an answer that cannot be read: {error}", None
+            if ended is None:
+                return
             with self.lock:
                 if not self.over.is_set():
-                    self.tell(*series.lose_gpus(self.now_s, why, nvml))
+                    self.tell(*series.lose_gpus(self.now_s, *ended))
             if not session.alive or self.over.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, GPUS_AGAIN_MOST_S)
 
     def _ask_gpus(
         self, name: str, session: Session, take: Callable[[dict[str, Any]], None]
-    ) -> tuple[str, Witness | None]:
-        """Why no sample of GPUs comes (any more), and what NVML said where that is the reason."""
+    ) -> tuple[str, Witness | None] | None:
+        """Why no sample of GPUs comes (any more), and what NVML said where that is the reason; None: the host has none."""
         result = session.probe(GpuFact.PROBE, GPU_USE, GPU_USE_S)
         with self.lock:
             if not (self.over.is_set() or (name in self.gpus and _answered(self.gpus[name]))):
@@ -219,6 +219,8 @@ class _Watch:
         if result.outcome is not Outcome.OK:
             return result.why, None
         fact = result.fact(GpuFact)
+        if not fact.has_hardware:
+            return None
         if fact.nvml.outcome != "ok":
             return fact.nvml.detail or fact.nvml.outcome, fact.nvml
         if not fact.gpus:

@@ -1144,6 +1144,53 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
     assert gap and "cannot be read" in gap.why and gap.nvml is None
 
 
+class Told(Session):
+    """A session whose agent gives these answers about GPUs, one after the other, and is lost."""
+
+    alive = True  # type: ignore[assignment]
+
+    def __init__(self, *answers: ProbeResult) -> None:
+        """Nothing is opened."""
+        self.answers = list(answers)
+
+    def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
+        answer = self.answers.pop(0)
+        self.alive = bool(self.answers)  # type: ignore[misc]
+        return answer
+
+
+def asked_for_gpus(monkeypatch: pytest.MonkeyPatch, *answers: ProbeResult) -> tuple[collect._Watch, list[str]]:
+    """A watch of one host that gave these answers, and what was told of it."""
+    monkeypatch.setattr(collect, "GPUS_AGAIN_S", 0.0)
+    run = collect._Watch([HostEntry("host")], collect.WatchOptions(ConnectOptions()), Restless())
+    run.reached["host"] = session = Told(*answers)
+    run._follow_gpus("host", session)
+    return run, [event.text for event in run.listener.events]
+
+
+def test_a_host_without_gpus_is_not_asked_again_whatever_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = {"outcome": "failed", "detail": "nvmlInit: Driver Not Loaded", "call": "nvmlInit", "code": 9}
+    bare = {**watched.gpu_fact(0), "nvml": fails, "libraries": ["/usr/lib"]}
+    never = ProbeResult(Outcome.FAILED, None, "asked again")
+    run, events = asked_for_gpus(monkeypatch, ProbeResult(Outcome.OK, bare), never)
+    assert not events and not run.series["host"].gpus_silence.now and not run.series["host"].gpus
+
+
+def test_what_nvml_said_first_stays_and_how_it_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = ProbeResult(Outcome.OK, watched.gpu_fact(4))
+    hung = {"call": "nvmlDeviceGetTemperature of GPU 3", "code": None}
+    stops = ProbeResult(Outcome.TIMED_OUT, hung, "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer")
+    dead = {**watched.gpu_fact(0), "nvml": {"outcome": "timed-out", "detail": "nvmlInit"}, "device_nodes": ["nvidia0"]}
+    run, events = asked_for_gpus(monkeypatch, good, stops, ProbeResult(Outcome.OK, dead))
+    assert events == [f"no samples of GPUs: timed-out: {stops.detail}"]
+    gap = run.series["host"].gpus_silence.now
+    assert gap and gap.nvml == Witness("timed-out", stops.detail, call="nvmlDeviceGetTemperature of GPU 3")
+    assert len(run.gpus["host"].data["gpus"]) == 4, "the GPUs that there were"
+    run, events = asked_for_gpus(monkeypatch, good, ProbeResult(Outcome.TIMED_OUT, None, "the agent has fallen silent"))
+    gap = run.series["host"].gpus_silence.now
+    assert not events and gap and gap.nvml is None, "no word of NVML's"
+
+
 def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
     listener = Restless()
     entries = [HostEntry("nosuch.invalid")]
@@ -1273,7 +1320,8 @@ def samples_of(until: Callable[[list[dict[str, Any]]], bool], **arguments: Any) 
     return came
 
 
-def test_samples_come_until_nobody_listens() -> None:
+def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find", lambda: "")  # what else runs on this machine is not looked into
     came = samples_of(lambda told: any("processes" in sample for sample in told[:-3]))
     assert sum("processes" in sample for sample in came) == 1, "all of /proc is looked through once a minute"
     series = HostSeries("here", 0.01)
