@@ -35,6 +35,38 @@ class _Known(NamedTuple):
     oom_file: str
 
 
+class _Look:
+    """Looks for ranks beside the samples: all of /proc, and py-spy, may take longer than a sample may."""
+
+    def __init__(self, arguments: Dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._py_spy, _ = stacks.program({**arguments, "machine": ""})
+        self._told: processes.Numbers = {}
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: Any = None  # a Future: there is no subscript for it before Python 3.9
+        self._due_s = 0.0
+
+    def begin(self, now_s: float, wait_s: float) -> bool:
+        """Begin one if it is due, and wait a little: mostly it is done then."""
+        if self._under_way is not None or now_s < self._due_s:
+            return False
+        self._due_s = now_s + LOOK_FOR_RANKS_S
+        self._under_way = self._pool.submit(processes.find, self._py_spy, self._told)
+        wait([self._under_way], wait_s)
+        return True
+
+    def found(self) -> Optional[Tuple[processes.Processes, Dict[str, Any]]]:
+        """What one that has ended found, once. Asks for the controller's py-spy where there is none, and some need it."""
+        if self._under_way is None or not self._under_way.done():
+            return None
+        (found, unread), self._under_way = self._under_way.result(), None
+        if unread["unnumbered"] and not self._py_spy:
+            stacks.program(self._arguments)
+        for process in found:
+            process.pop("dump_prefixes", None)
+        return found, unread
+
+
 @probe("watch", "watch", limit_s=LONGEST_S)
 def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """CPU, memory, interfaces, RDMA ports, ranks and new lines of the kernel log, every ``every_s`` seconds.
@@ -48,25 +80,16 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     up_s = uptime() or 0.0
     log_s = float(arguments.get("log_after_s", up_s))
     log_s = log_s if log_s <= up_s else 0.0  # it was booted anew
-    py_spy, _ = stacks.program({**arguments, "machine": ""})
+    look = _Look(arguments)
     known = {int(pid): _Known(ticks, oom_file_of(int(pid))) for pid, ticks in arguments.get("ranks", {}).items()}
     nics: List[str] = []
-    look_s = 0.0
-    look: Any = None  # a Future: there is no subscript for it before Python 3.9
-    told: processes.Numbers = {}
-    pool = ThreadPoolExecutor(1)
     while True:
         started = time.monotonic()
         sample: Dict[str, Any] = {"at_s": started, **_host(), "ports": _ports()}
-        if look is None and started >= look_s:
-            look_s, nics, look = started + LOOK_FOR_RANKS_S, _interfaces(), pool.submit(processes.find, py_spy, told)
-            wait([look], every_s / 5)
-        if look is not None and look.done():
-            (found, unread), look = look.result(), None
-            if unread["unnumbered"] and not py_spy:
-                stacks.program(arguments)
-            for process in found:
-                process.pop("dump_prefixes", None)
+        if look.begin(started, every_s / 5):
+            nics = _interfaces()
+        if told := look.found():
+            found, unread = told
             # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
             ranks = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
