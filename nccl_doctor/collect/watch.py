@@ -12,8 +12,9 @@ import msgspec
 
 from nccl_doctor import __version__
 from nccl_doctor.agent.probes.watch import LONGEST_S
+from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect.check import hang_up_on_interrupt
-from nccl_doctor.collect.job import GPU_USE, GPU_USE_S, with_py_spy
+from nccl_doctor.collect.job import with_py_spy
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.gpu import GpuFact, Witness
 from nccl_doctor.facts.model import (
@@ -211,8 +212,11 @@ class _Watch:
     def _ask_gpus(
         self, name: str, session: Session, take: Callable[[dict[str, Any]], None]
     ) -> tuple[str, Witness | None] | None:
-        """Why no sample of GPUs comes (any more), and what NVML said where that is the reason; None: the host has none."""
-        result = session.probe(GpuFact.PROBE, GPU_USE, GPU_USE_S)
+        """Why no sample of GPUs comes (any more), and what NVML said where that is the reason; None: the host has none.
+
+        With the limits of ``check``: a driver without persistence mode starts slowly, and that is no hang.
+        """
+        result = session.probe(GpuFact.PROBE, {"use_only": True}, PROBES[GpuFact.PROBE].limit_s)
         with self.lock:
             if not (self.over.is_set() or (name in self.gpus and _answered(self.gpus[name]))):
                 self.gpus[name] = result  # what comes after the end saw us hang up

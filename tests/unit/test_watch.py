@@ -27,7 +27,7 @@ from watched import GIB, Change, all_gpus, both, one_gpu
 from nccl_doctor import cli
 from nccl_doctor.agent import cgroups, isolated, probing
 from nccl_doctor.agent.job import processes, stacks
-from nccl_doctor.agent.probes import kernel_log, watch
+from nccl_doctor.agent.probes import gpu, kernel_log, watch
 from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
@@ -1154,6 +1154,8 @@ class Told(Session):
         self.answers = list(answers)
 
     def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
+        if name == "gpu":
+            assert arguments == {"use_only": True} and limit_s > gpu.NVML_LIMIT_S, "a slow start is no hang"
         answer = self.answers.pop(0)
         self.alive = bool(self.answers)  # type: ignore[misc]
         return answer
