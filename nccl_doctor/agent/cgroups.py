@@ -8,10 +8,10 @@ from nccl_doctor.agent.filesystems import mounts
 from nccl_doctor.agent.probing import path, readable, whole_number
 
 
-def _cgroup_places() -> Dict[str, List[str]]:
-    """Controller -> directories from this process' own group up to the top that is visible; ``unified`` for v2."""
+def _cgroup_places(process: str = "self") -> Dict[str, List[str]]:
+    """Controller -> directories from the process' own group up to the top that is visible; ``unified`` for v2."""
     own = {}
-    for line in readable("/proc/self/cgroup").splitlines():
+    for line in readable("/proc/%s/cgroup" % process).splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             for controller in parts[1].split(",") if parts[1] else ["unified"]:
@@ -77,7 +77,7 @@ def cgroup() -> Dict[str, Any]:
     found["memory_limit_bytes"], used, cache, where = _tightest(group, *files)
     if where:
         found["memory_group"], found["memory_used_bytes"], found["memory_cache_bytes"] = where, used, cache
-    found["oom_kills"] = _oom_kills(group[0], v2) if group else 0
+    found["oom_kills"] = (oom_kills(_oom_file(group[0], v2)) or 0) if group else 0
     group = places.get("pids", unified)
     found["pids_limit"], used, _, where = _tightest(group, "pids.max", "pids.current")
     if where:
@@ -86,11 +86,22 @@ def cgroup() -> Dict[str, Any]:
     return found
 
 
-def _oom_kills(group: str, v2: bool) -> int:
-    """Processes killed in this group and below; those above it count whatever died in any job since boot."""
-    text = readable(group + ("/memory.events" if v2 else "/memory.oom_control"))
-    match = re.search(r"^oom_kill (\d+)", text, re.M)
-    return int(match.group(1)) if match else 0
+def oom_file_of(pid: int) -> str:
+    """The file in which the kernel counts what it kills in this process' group for want of memory; empty: there is none."""
+    places = _cgroup_places(str(pid))
+    group = places.get("memory") or places.get("unified")
+    return _oom_file(group[0], "memory" not in places) if group else ""
+
+
+def _oom_file(group: str, v2: bool) -> str:
+    """It counts in this group and below; those above it count whatever died in any job since boot."""
+    return group + ("/memory.events" if v2 else "/memory.oom_control")
+
+
+def oom_kills(file: str) -> Optional[int]:
+    """How many processes were killed by such a file; None where it does not tell."""
+    match = re.search(r"^oom_kill (\d+)", readable(file), re.M)
+    return int(match.group(1)) if match else None
 
 
 def _cpu_limit(chain: List[str], v2: bool) -> Optional[float]:

@@ -212,14 +212,16 @@ def sample(nvml: Any, report: Report, every_s: float) -> None:
         return
     asker = _Asker(nvml, report, None, {})
     count = asker.ask("count", "nvmlDeviceGetCount")
-    handles = {}
+    gpus = []
     for index in range(count or 0):
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
-            handles[index] = handle
+            # Which GPU has an index changes where one is lost, and NVML is started again.
+            pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
+            gpus.append((index, None if pci is None else bus_id(_text(pci.busId)), handle))
     while True:
         started = time.monotonic()
-        told = [_sample(nvml, report, *item) for item in handles.items()]
+        told = [dict(_sample(nvml, report, index, handle), index=index, bus_id=bus) for index, bus, handle in gpus]
         report({"samples": told, "at_s": started, "cost_s": sum(os.times()[:2])})
         time.sleep(max(0.0, started + every_s - time.monotonic()))
 
@@ -239,7 +241,7 @@ def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any
             asker._file(field, call, "NVML error %d" % value.nvmlReturn, value.nvmlReturn)
     told = {name: value for name, value in gpu.items() if value is not None}
     refused = {name: why.replace("_", " ") for why in ("not_supported", "not_permitted") for name in asker.into[why]}
-    return dict(told, index=index, refused={**refused, **asker.into["errors"]})
+    return dict(told, refused={**refused, **asker.into["errors"]})
 
 
 def bus_id(text: str) -> str:

@@ -51,8 +51,11 @@ def watch(
 
     Without hosts, this machine is watched. Reads only, over one open connection to each host; the table goes to stderr.
     """
+    from nccl_doctor.agent.probes.watch import LONGEST_S
+
     every_s = _hosts.seconds(every, "--every", "5s, from 0.5s to 10m", least=0.5, most=600.0)
-    for_s = _hosts.seconds(for_, "--for", "90s, 10m or 2h, up to 30d", most=30 * 86400.0) if for_ else None
+    longest = f"90s, 10m or 2h, up to {LONGEST_S / 86400:.0f}d"
+    for_s = _hosts.seconds(for_, "--for", longest, most=LONGEST_S) if for_ else None
     rows = _judging.load_thresholds(thresholds)
     if save is not None:
         _hosts.check_writable(save, "--save")

@@ -1,4 +1,4 @@
-"""What ``hang`` asks of each host: its ranks, with py-spy lent to it where it has none."""
+"""What ``hang`` asks of each host: its ranks; and how py-spy is lent to one that has none (``watch`` does so, too)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -32,21 +33,35 @@ class JobOptions(msgspec.Struct, frozen=True):
 
 
 def ask(session: Session, options: JobOptions, limit_s: float) -> ProbeResult:
-    """The host's ranks; asked again with our own py-spy where it has none and ours would run there."""
-    arguments: dict[str, Any] = {"interval_s": options.interval_s, "stacks": options.stacks}
-    lent = py_spy() if options.stacks else ""
-    result = session.probe(Job.PROBE, {**arguments, "machine": platform.machine() if lent else ""}, limit_s)
-    if result.outcome is Outcome.TOOL_MISSING and lent:
-        result = session.probe(Job.PROBE, {**arguments, "py_spy": lent}, limit_s)
-    return result
+    """The host's ranks, as one probe tells them."""
+    arguments = {"interval_s": options.interval_s, "stacks": options.stacks}
+    return with_py_spy(lambda lent: session.probe(Job.PROBE, {**arguments, **lent}, limit_s))
 
 
-@functools.cache
-def py_spy() -> str:
-    """The py-spy beside this Python, or on the PATH, packed to be sent; empty if there is none that runs alone."""
+def with_py_spy(ask: Callable[[dict[str, str]], ProbeResult]) -> ProbeResult:
+    """``ask``, with further arguments; asked again with our own py-spy where the host has none and ours would run there."""
+    program = py_spy()
+    result = ask({"machine": platform.machine() if program else ""})
+    if result.outcome is not Outcome.TOOL_MISSING or program is None:
+        return result
+    with _packing:  # once, however many hosts ask at the same time
+        packed = _packed(program)
+    return ask({"py_spy": packed})
+
+
+def py_spy() -> Path | None:
+    """The py-spy beside this Python, or on the PATH; None if there is none that runs alone."""
     beside = Path(sys.executable).parent / "py-spy"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
     if not found or Path(found).stat().st_size > PROGRAM_LIMIT:
-        return ""
-    program = Path(found).read_bytes()
-    return base64.b64encode(zlib.compress(program, 6)).decode("ascii") if program[:4] == b"\x7fELF" else ""
+        return None
+    with Path(found).open("rb") as program:
+        return Path(found) if program.read(4) == b"\x7fELF" else None
+
+
+_packing = threading.Lock()
+
+
+@functools.cache
+def _packed(program: Path) -> str:
+    return base64.b64encode(zlib.compress(program.read_bytes(), 6)).decode("ascii")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from nccl_doctor import __version__
+from nccl_doctor.agent.probes.watch import LONGEST_S
+from nccl_doctor.agent.probing import PROBES
 from nccl_doctor.collect.check import hang_up_on_interrupt
-from nccl_doctor.collect.job import GPU_USE, GPU_USE_S
+from nccl_doctor.collect.job import with_py_spy
 from nccl_doctor.collect.watch_series import HostSeries
-from nccl_doctor.facts.gpu import GpuFact
+from nccl_doctor.facts.gpu import GpuFact, Witness
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     Bundle,
@@ -31,13 +33,24 @@ from nccl_doctor.transport.base import ConnectOptions, Deadline
 from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
 
-LONGEST_S = 30 * 86400.0
 SILENT_SAMPLES = 3  # so many in a row are missing, and
 SILENT_S = 10.0  # for so long: a busy host may be late
 STOOD_STILL_S = 5.0  # of the controller itself (SIGSTOP, a laptop's lid): no host's silence
 RECONNECT_S = (2.0, 5.0, 15.0)  # pauses before the attempts; the last one again and again
-GPUS_AGAIN_S = 60.0  # after NVML has not answered
+# What waiting does not mend: a host that was never reached is not tried again, and no account is locked for it.
+HOPELESS = (
+    ReachOutcome.HOST_KEY_CHANGED,
+    ReachOutcome.HOST_KEY_UNKNOWN,
+    ReachOutcome.AUTH_FAILED,
+    ReachOutcome.NO_PYTHON,
+    ReachOutcome.PYTHON_TOO_OLD,
+)
+GPUS_AGAIN_S, GPUS_AGAIN_MOST_S = (
+    60.0,
+    3600.0,
+)  # after NVML has not answered: a call that hangs may leave a process behind
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what nonsense in a sample raises
+LOOK_S = 1.0
 END_S = 3.0  # for threads to see that it is over
 
 
@@ -73,7 +86,9 @@ class _Watch:
         self.started = time.monotonic()
         self.series = {name: HostSeries(name, options.every_s) for name in self.entries}
         self.reached: dict[str, Session | Reach] = {}
-        self.gpus: dict[str, ProbeResult] = {}
+        self.attempts = dict.fromkeys(self.entries, 0)  # to connect, since the last sample
+        self.due_s: dict[str, float] = {}  # when a host that is lost is tried again
+        self.gpus: dict[str, ProbeResult] = {}  # the first answer of each host, if NVML gave one
         self.threads: list[threading.Thread] = []
 
     @property
@@ -86,31 +101,54 @@ class _Watch:
         self.over.set()
 
     def connect(self) -> None:
-        """Reach all hosts; each is watched from then on."""
+        """Reach all hosts, each of which is watched from then on; and those that are lost again and again.
+
+        All that are due at once: no jump host gets more connections than at the start.
+        """
+        due = list(self.entries.values())
         try:
-            connect_all(list(self.entries.values()), self.options.connect, self.deadline, self.connected)
+            connect_all(due, self.options.connect, self.deadline, self.connected)
         finally:
             self.decided.set()
+        while not self.over.wait(LOOK_S):
+            with self.lock:
+                due = [self.entries[name] for name, due_s in self.due_s.items() if due_s <= self.now_s]
+            if due:
+                connect_all(due, self.options.connect, self.deadline, self.connected)
 
     def connected(self, name: str, found: Session | Reach) -> None:
         """A host was reached, or not: the first one does not wait for the last."""
-        if self.over.is_set():
-            close_all([found])
-            return
         with self.lock:
+            if self.over.is_set():  # whoever ends it has closed all that it knew of
+                close_all([found])
+                return
+            series, known = self.series[name], self.reached.get(name)
+            self.due_s.pop(name, None)
+            if series.began_s is None:
+                series.began_s = self.now_s
+            if isinstance(found, Reach) and isinstance(known, Session):
+                self.again(name)  # it was reached before: what it told counts
+                return
             self.reached[name] = found
-            self.series[name].began_s = self.now_s
             if isinstance(found, Reach):
-                why = f"not reached: {found.detail or found.outcome.value}"
-                self.tell(self.series[name].fall_silent(self.now_s, why))
+                self.tell(series.fall_silent(self.now_s, f"not reached: {found.detail or found.outcome.value}"))
+                if found.outcome not in HOPELESS:
+                    self.again(name)
                 return
         self.start(self._follow, name, found)
-        self.start(self._follow_gpus, name)
+        self.start(self._follow_gpus, name, found)
+
+    def again(self, name: str) -> None:
+        """Have a host tried again soon; the lock is held."""
+        pause_s = RECONNECT_S[min(self.attempts[name], len(RECONNECT_S) - 1)]
+        self.attempts[name] += 1
+        self.due_s[name] = self.now_s + pause_s
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True, name="watch")
         thread.start()
-        self.threads.append(thread)
+        with self.lock:
+            self.threads = [one for one in self.threads if one.is_alive()] + [thread]
 
     def tell(self, *events: Event | None) -> None:
         """Show events as they come."""
@@ -119,84 +157,90 @@ class _Watch:
                 self.listener.event(event)
 
     def _follow(self, name: str, session: Session) -> None:
-        """Take a host's samples; where it is lost, connect again and again."""
+        """Take a host's samples until it is lost."""
         series = self.series[name]
 
         def take(sample: dict[str, Any]) -> None:
             with self.lock:
                 try:
                     events: list[Event | None] = [*series.take(sample, self.now_s)]
+                    self.attempts[name] = 0
                 except UNREADABLE as error:
                     events = [series.fall_silent(self.now_s, f"a sample that cannot be read: {error!r}")]
                 self.tell(*events)
 
-        while True:
-            result = session.probe("watch", {"every_s": self.options.every_s}, LONGEST_S, take)
-            if self.over.is_set():
-                return
+        def ask(lent: dict[str, str]) -> ProbeResult:
             with self.lock:
-                self.tell(series.fall_silent(self.now_s, result.detail or result.why))
-            session.close()
-            for pause_s in _pauses():
-                if self.over.wait(pause_s):
-                    return
-                again = connect_all([self.entries[name]], self.options.connect, self.deadline)[name]
-                if isinstance(again, Session):
-                    session = again
-                    with self.lock:
-                        self.reached[name] = again
-                    break
-            if self.over.is_set():
-                session.close()
-                return
+                arguments = {**series.asked(), **lent}
+            return session.probe("watch", arguments, LONGEST_S, take)
 
-    def _follow_gpus(self, name: str) -> None:
+        result = with_py_spy(ask)
+        session.close()
+        with self.lock:
+            if not self.over.is_set():
+                self.tell(series.fall_silent(self.now_s, result.detail or result.why))
+                self.again(name)
+
+    def _follow_gpus(self, name: str, session: Session) -> None:
         """Take the samples of a host's GPUs, apart: a driver that hangs keeps nothing else back."""
         series = self.series[name]
+        pause_s = GPUS_AGAIN_S
 
         def take(step: dict[str, Any]) -> None:
+            nonlocal pause_s
             with self.lock:
                 try:
                     self.tell(*series.take_gpus(step, self.now_s))
+                    pause_s = GPUS_AGAIN_S
                 except UNREADABLE as error:
-                    series.gpus_why = f"a sample that cannot be read: {error!r}"
+                    series.lose_gpus(self.now_s, f"a sample that cannot be read: {error!r}", None)
 
-        while not self.over.is_set():
-            session = self.reached[name]
-            if isinstance(session, Session) and session.alive:
-                why = self._ask_gpus(name, session, take)
-                if self.over.is_set():
-                    return
-                with self.lock:
-                    if series.lose_gpus(why) and session.alive:
-                        self.tell(series.event(self.now_s, "gpus", f"no more samples of GPUs: {why}"))
-                    told = self.gpus[name]
-                if told.outcome is Outcome.OK and told.data["nvml"]["outcome"] == "not-run":
-                    return  # the host has none
-                if session.alive:
-                    self.over.wait(GPUS_AGAIN_S)
-            self.over.wait(1.0)
-
-    def _ask_gpus(self, name: str, session: Session, take: Callable[[dict[str, Any]], None]) -> str:
-        """Why no sample of GPUs comes (any more)."""
-        result = session.probe(GpuFact.PROBE, GPU_USE, GPU_USE_S)
-        if result.outcome is Outcome.OK or name not in self.gpus:
+        while True:
+            try:
+                ended = self._ask_gpus(name, session, take)
+            except msgspec.DecodeError as error:
+                ended = f"an answer that cannot be read: {error}", None
+            if ended is None:
+                return
             with self.lock:
-                self.gpus[name] = result
+                if not self.over.is_set():
+                    self.tell(*series.lose_gpus(self.now_s, *ended))
+            if not session.alive or self.over.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, GPUS_AGAIN_MOST_S)
+
+    def _ask_gpus(
+        self, name: str, session: Session, take: Callable[[dict[str, Any]], None]
+    ) -> tuple[str, Witness | None] | None:
+        """Why no sample of GPUs comes (any more), and what NVML said where that is the reason; None: the host has none.
+
+        With the limits of ``check``: a driver without persistence mode starts slowly, and that is no hang.
+        """
+        result = session.probe(GpuFact.PROBE, {"use_only": True}, PROBES[GpuFact.PROBE].limit_s)
+        with self.lock:
+            if not (self.over.is_set() or (name in self.gpus and _answered(self.gpus[name]))):
+                self.gpus[name] = result  # what comes after the end saw us hang up
         if result.outcome is not Outcome.OK:
-            return result.why
-        if result.data["nvml"]["outcome"] != "ok":
-            return str(result.data["nvml"].get("detail") or result.data["nvml"]["outcome"])
-        if not result.data["gpus"]:
-            return "NVML answers, and lists no GPU"
-        return session.probe("watch_gpus", {"every_s": self.options.every_s}, LONGEST_S, take).why
+            return result.why, None
+        fact = result.fact(GpuFact)
+        if not fact.has_hardware:
+            return None
+        if fact.nvml.outcome != "ok":
+            return fact.nvml.detail or fact.nvml.outcome, fact.nvml
+        if not fact.gpus:
+            return "NVML answers, and lists no GPU", None
+        ended = session.probe("watch_gpus", {"every_s": self.options.every_s}, LONGEST_S, take)
+        if not isinstance(ended.data, dict):
+            return ended.why, None
+        nvml = {**ended.data, "outcome": ended.outcome.value, "detail": ended.detail}
+        return ended.why, msgspec.convert(nvml, Witness)
 
     def look_on(self) -> None:
         """Until the end: tell who has fallen silent, and let it be shown. The time runs from when all hosts are decided."""
         limit_s = max(SILENT_S, SILENT_SAMPLES * self.options.every_s)
         end_s = LONGEST_S
         looked_s = heard_s = self.now_s
-        while not self.over.wait(max(0.0, min(1.0, end_s - self.now_s))) and self.now_s < end_s:
+        while not self.over.wait(max(0.0, min(LOOK_S, end_s - self.now_s))) and self.now_s < end_s:
             if self.decided.is_set() and end_s == LONGEST_S:
                 end_s = LONGEST_S if self.options.for_s is None else self.now_s + self.options.for_s
                 if not any(isinstance(found, Session) for found in self.reached.values()):
@@ -218,9 +262,10 @@ class _Watch:
         self.deadline.end()
         with self.lock:
             sessions = list(self.reached.values())
+            threads = list(self.threads)
         close_all(sessions)
         end = time.monotonic() + END_S
-        for thread in self.threads:
+        for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
 
     def facts(self, entry: HostEntry, now_s: float) -> HostFacts:
@@ -228,18 +273,20 @@ class _Watch:
         found = self.reached.get(entry.name, Reach(ReachOutcome.NOT_TRIED, "interrupted"))
         if isinstance(found, Reach):
             return HostFacts(entry.name, found, {}, entry.slots)
-        told = self.series[entry.name].facts(now_s)
+        none = ProbeResult(Outcome.NOT_RUN, None, "no sample")
+        series = self.series[entry.name]
+        told = series.facts(now_s)
         log = told["kernel_log"]
-        probes = {
-            "watch": ProbeResult(Outcome.OK, msgspec.to_builtins(told["watch"])),
-            "job": ProbeResult(Outcome.OK, told["job"])
-            if "namespace" in told["job"]
-            else ProbeResult(Outcome.NOT_RUN, None, "no sample"),
-            "kernel_log": ProbeResult(Outcome.OK, {key: log[key] for key in log if key != "outcome"})
-            if log["outcome"] == "ok"
-            else ProbeResult(Outcome(log["outcome"]), None, log["detail"]),
-            "gpu": self.gpus.get(entry.name, ProbeResult(Outcome.NOT_RUN, None, "no answer until the end")),
-        }
+        probes = dict.fromkeys(("watch", "job", "kernel_log"), none)
+        if series.samples or series.silence.now:
+            probes["watch"] = ProbeResult(Outcome.OK, msgspec.to_builtins(told["watch"]))
+        if "namespace" in told["job"]:
+            probes["job"] = ProbeResult(Outcome.OK, told["job"])
+        if log["outcome"] == "ok":
+            probes["kernel_log"] = ProbeResult(Outcome.OK, {key: log[key] for key in log if key != "outcome"})
+        elif series.samples:
+            probes["kernel_log"] = ProbeResult(Outcome(log["outcome"]), None, log["detail"])
+        probes["gpu"] = self.gpus.get(entry.name, none)
         reach = msgspec.structs.replace(found.reach, outcome=ReachOutcome.OK)
         return HostFacts(entry.name, reach, dict(sorted(probes.items())), entry.slots)
 
@@ -262,7 +309,9 @@ def watch(entries: Sequence[HostEntry], options: WatchOptions, listener: Listene
     )
 
 
-def _pauses() -> Iterator[float]:
-    yield from RECONNECT_S
-    while True:
-        yield RECONNECT_S[-1]
+def _answered(result: ProbeResult) -> bool:
+    """Whether NVML answered, as a host tells it."""
+    try:
+        return result.outcome is Outcome.OK and result.fact(GpuFact).nvml.outcome == "ok"
+    except msgspec.DecodeError:
+        return False

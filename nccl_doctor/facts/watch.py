@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.model import Amount, Count, Fact
 
 Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
@@ -20,14 +21,34 @@ class Level(msgspec.Struct, frozen=True):
     high: Amount
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """A time in which nothing was told, in seconds since the watch began; ``open`` where it lasted until the end.
+
+    ``from_s``: of the last sample before it, or when the watch of this host began.
+    """
+
+    from_s: Amount
+    to_s: Amount
+    why: str
+    open: bool = False
+
+
+class DriverGap(Gap, frozen=True):
+    """A time without samples of any GPU. ``nvml``: how NVML failed; None where it was not asked (the host was silent)."""
+
+    nvml: Witness | None = None
+
+
 class GpuSeries(msgspec.Struct, frozen=True):
     """One GPU. ``busy`` of its ``samples`` found it at work (utilisation of at least half); power, clock and temperature
     are of those, and so is ``throttled``: bit of NVML's clocks event reasons -> samples that had it.
 
     ``rises``: by how much an error counter rose. ``refused``: what it did not tell in some sample, and why (``not supported``).
+    ``gaps``: the times in which NVML gave samples, and told nothing of this GPU. ``samples`` are the others.
     """
 
-    index: Count
+    index: Count  # at the first sample; it changes where NVML is started again without a lost GPU
+    bus_id: str | None
     samples: Count
     busy: Count
     utilization_percent: Level | None
@@ -41,10 +62,14 @@ class GpuSeries(msgspec.Struct, frozen=True):
     throttle_known: Count  # busy samples that told the reasons
     rises: dict[str, Count]
     refused: dict[str, str]
+    gaps: tuple[Gap, ...]
 
 
 class NicSeries(msgspec.Struct, frozen=True):
-    """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate."""
+    """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate.
+
+    ``gone_s``: since when it has been missing; None where it was there at the end.
+    """
 
     name: str
     rate_bytes_per_s: Amount | None  # None: the driver does not tell
@@ -52,6 +77,7 @@ class NicSeries(msgspec.Struct, frozen=True):
     sent_bytes_per_s: Level | None
     full: Count
     rises: dict[str, Count]
+    gone_s: Amount | None
 
     @property
     def rdma(self) -> bool:
@@ -69,22 +95,14 @@ class RankSeries(msgspec.Struct, frozen=True):
     ended_s: Amount | None
     cpu_percent: Level | None  # of one CPU
     resident_bytes: Points
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """A time without samples, in seconds since the watch began; ``open`` where it lasted until the end."""
-
-    from_s: Amount
-    to_s: Amount
-    why: str
-    open: bool = False
+    oom_file: str  # that counts what is killed in its control group; empty: there is none
 
 
 class Event(msgspec.Struct, frozen=True):
     """Something that happened, in seconds since the watch began.
 
     ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``rank-ended``, ``killed`` (for want of
-    memory), ``link`` (it went down), ``gpus`` (NVML stopped answering).
+    memory), ``link`` (it went down), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
     """
 
     at_s: Amount
@@ -103,12 +121,13 @@ class Watch(Fact, frozen=True):
     samples: Count
     gaps: tuple[Gap, ...]
     gpus: tuple[GpuSeries, ...]
-    gpus_why: str  # why there are no samples of GPUs, or none to the end
+    gpu_gaps: tuple[DriverGap, ...]
     cpu_percent: Level | None  # of all CPUs
     memory_total_bytes: Count | None
     memory_available_bytes: Points
     swapped_pages: Count | None
-    killed: Count | None  # processes, by the kernel, for want of memory
+    killed: Count | None  # processes on the host, by the kernel, for want of memory
+    killed_in: dict[str, Count]  # by the files that count it in the ranks' control groups
     waiting: dict[str, Level]
     nics: tuple[NicSeries, ...]
     ranks: tuple[RankSeries, ...]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nccl_doctor.collect.watch_series import THROTTLES, HostSeries
-from nccl_doctor.facts.watch import Event, GpuSeries, Level, Watch
+from nccl_doctor.collect.watch_folds import THROTTLES, GpuFold
+from nccl_doctor.collect.watch_series import HostSeries
+from nccl_doctor.facts.watch import Event, Gap, GpuSeries, Level, Watch
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import is_live, print_again, print_hanging
@@ -24,7 +25,10 @@ _COLUMNS = ("host", "GPU", "use%", "C", "W", "MHz", "mem%", "CPU%", "freeGiB", "
 _TOLD = ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz")
 _REMARK = 12  # columns that a name leaves to the remark
 _SHORT = ((0x40, "HOT"), (0x20, "HOT (driver)"), (0x80, "POWER BRAKE"), (0x08, "SLOWED"))
-_SEVERE = {"killed": "bold red", "rank-ended": "bold red", "silent": "bold red", "throttle": "yellow", "link": "yellow"}
+_SEVERE = {
+    **dict.fromkeys(("killed", "rank-ended", "silent", "gpu-lost"), "bold red"),
+    **dict.fromkeys(("throttle", "link", "gpus"), "yellow"),
+}
 
 
 class Row(NamedTuple):
@@ -58,37 +62,41 @@ def _row(
 
 
 def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
-    """The hosts as they are now, one line each with its worst GPU: a throttled one, else the hottest. ``verbose``: a line a GPU."""
+    """The hosts as they are now, one line each with its worst GPU: lost, throttled, or the hottest. ``verbose``: a line a GPU."""
     rows: list[Row] = []
     for host in hosts:
-        if host.silent or host.seen_s is None:
-            since = "" if host.seen_s is None else f" since {host.seen_s:.0f} s"
-            remark = f"SILENT{since}" if host.silent else "..."
-            rows.append(Row((visible(host.name), *["-"] * 10, remark), 2 if host.silent else 0))
+        if host.silence.now or host.seen_s is None:
+            remark = "..." if not host.silence.now else "NOT REACHED"
+            if host.silence.now and host.seen_s is not None:
+                remark = f"SILENT since {host.seen_s:.0f} s"
+            rows.append(Row((visible(host.name), *["-"] * 10, remark), 2 if host.silence.now else 0))
             continue
-        gpus: list[tuple[int | None, Mapping[str, Any]]] = [
-            (index, gpu.now) for index, gpu in sorted(host.gpus.items())
-        ]
+        gpus = sorted(host.gpus.values(), key=lambda gpu: gpu.index)
         if not verbose:
-            gpus = sorted(
-                gpus, key=lambda item: (-_reasons(item[1]).bit_count(), -(item[1].get("temperature_c") or 0))
-            )[:1]
+            gpus = sorted(gpus, key=_worst_first)[:1]
         alive = sum(rank.ended_s is None for rank in host.ranks.values())
         own = _host_cells(
             host.cpu.last, host.memory.get("MemAvailable"),
             [(nic.received.last, nic.sent.last) for nic in host.nics.values()], alive, len(host.ranks),
         )  # fmt: skip
-        for index, told in gpus or [(None, {})]:
-            used, total = told.get("memory_used_bytes"), told.get("memory_total_bytes")
+        blind = "GPUs SILENT" if host.gpus_silence.now else ""
+        if not gpus:
+            rows.append(_row(host.name, None, [None] * len(_TOLD), None, own, blind, 2 if blind else 0))
+        for gpu in gpus:
+            now = gpu.now
+            used, total = now.get("memory_used_bytes"), now.get("memory_total_bytes")
             memory = used / total if used is not None and total else None
-            remark = ", ".join(word for bit, word in _SHORT if _reasons(told) & bit)
-            if index is not None and not told:
-                remark = "GPUs SILENT"
-            rows.append(
-                _row(host.name, index, [told.get(name) for name in _TOLD], memory, own, remark, int(bool(remark)))
-            )
+            lost = blind or ("GPU LOST" if gpu.silence.now else "")
+            remark = lost or ", ".join(word for bit, word in _SHORT if _reasons(now) & bit)
+            trouble = 2 if lost else int(bool(remark))
+            rows.append(_row(host.name, gpu.index, [now.get(name) for name in _TOLD], memory, own, remark, trouble))
             own = []
     return rows
+
+
+def _worst_first(gpu: GpuFold) -> tuple[bool, int, float]:
+    """A lost GPU, then the one that is throttled for most reasons, then the hottest."""
+    return gpu.silence.now is None, -_reasons(gpu.now).bit_count(), -(gpu.now.get("temperature_c") or 0)
 
 
 def _reasons(told: Mapping[str, object]) -> int:
@@ -120,20 +128,19 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
     for name, watch in hosts.items():
         gpus = sorted(watch.gpus, key=lambda gpu: gpu.index)
         if not verbose:
-            gpus = sorted(gpus, key=lambda gpu: (-_throttled(gpu), -(_high(gpu.temperature_c) or 0)))[:1]
+            gpus = sorted(gpus, key=lambda gpu: (not gpu.gaps, -_throttled(gpu), -(_high(gpu.temperature_c) or 0)))[:1]
         own = _host_cells(
             _mean(watch.cpu_percent), min((amount for _, amount in watch.memory_available_bytes), default=None),
             [(_mean(nic.received_bytes_per_s), _mean(nic.sent_bytes_per_s)) for nic in watch.nics],
             sum(rank.ended_s is None for rank in watch.ranks), len(watch.ranks),
         )  # fmt: skip
-        silent = f"silent {duration(sum(gap.to_s - gap.from_s for gap in watch.gaps))}" if watch.gaps else ""
+        silent = _lasted("silent", watch.gaps)
         if not gpus:
             rows.append(_row(name, None, [None] * 4, None, own, silent, 2 if silent else 0))
         for gpu in gpus:
-            share = _throttled(gpu)
-            remark = "; ".join(
-                word for word in (silent if own else "", f"throttled {share:.0%}" if share else "") if word
-            )
+            share, lost = _throttled(gpu), _lasted("lost", gpu.gaps)
+            words = (silent if own else "", lost, f"throttled {share:.0%}" if share else "")
+            remark = "; ".join(word for word in words if word)
             told = [
                 _mean(gpu.utilization_percent),
                 _high(gpu.temperature_c),
@@ -141,10 +148,22 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
                 _mean(gpu.clock_sm_mhz),
             ]
             rows.append(
-                _row(name, gpu.index, told, _high(gpu.memory_share), own, remark, 2 if silent else int(bool(share)))
+                _row(
+                    name,
+                    gpu.index,
+                    told,
+                    _high(gpu.memory_share),
+                    own,
+                    remark,
+                    2 if silent or lost else int(bool(share)),
+                )
             )
             own = []
     return rows
+
+
+def _lasted(word: str, gaps: Sequence[Gap]) -> str:
+    return f"{word} {duration(sum(gap.to_s - gap.from_s for gap in gaps))}" if gaps else ""
 
 
 def _throttled(gpu: GpuSeries) -> float:
@@ -154,15 +173,17 @@ def _throttled(gpu: GpuSeries) -> float:
 
 
 def table(rows: Sequence[Row], width: int, room: int | None = None) -> Text:
-    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole.
+    """The table, as wide as there is ``width``: names and remarks are cut, a number never is; columns go as a whole, first
+    those of which no line tells anything (hosts without GPUs).
 
     Where there is ``room`` for fewer lines, those in trouble come first and the rest is counted.
     """
     shown = list(rows)
     if room is not None and len(rows) > room:
         shown = sorted(rows, key=lambda row: -row.trouble)[: max(1, room - 1)]
-    lines = [_COLUMNS, *(row.cells for row in shown)]
-    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    telling = [number for number in range(1, len(_COLUMNS) - 1) if any(row.cells[number].strip("-") for row in rows)]
+    lines = [[line[number] for number in (0, *telling, -1)] for line in (_COLUMNS, *(row.cells for row in shown))]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     widths[0] = max(
         len(_COLUMNS[0]), min(widths[0], width - sum(widths[1:-1]) - len(widths) - min(widths[-1], _REMARK))
     )
@@ -201,7 +222,7 @@ class LiveWatch:
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self._console, self._verbose = console, verbose
-        self._summed_s = 0.0
+        self._summed_s: float | None = None
         self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
 
     def __enter__(self) -> LiveWatch:
@@ -222,20 +243,27 @@ class LiveWatch:
         if self._live:
             rows = live_rows(hosts, self._verbose)
             self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
-        elif now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s:
+        elif self._is_due(now_s, hosts):
             self._summed_s = now_s
             self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
+
+    def _is_due(self, now_s: float, hosts: Sequence[HostSeries]) -> bool:
+        """As soon as each host has told something, or is known to be silent; and then every so many samples."""
+        if self._summed_s is None:
+            return all(host.samples or host.silence.now for host in hosts)
+        return now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s
 
 
 def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
-    silent = sum(bool(host.silent) for host in hosts)
-    answering = [host for host in hosts if not host.silent]
-    gpus = [gpu.now for host in answering for gpu in host.gpus.values() if gpu.now]
-    taken = [count for host in answering for count in (host.samples, *(gpu.samples for gpu in host.gpus.values()))]
+    answering = [host for host in hosts if not host.silence.now]
+    telling = [gpu for host in answering for gpu in host.gpus.values() if gpu.now]
+    gpus = [gpu.now for gpu in telling]
+    taken = [*(host.samples for host in answering), *(gpu.samples for gpu in telling)]
     used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
     heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
-    words = [f"{len(hosts) - silent} of {len(hosts)} hosts answer, {min(taken, default=0)} samples of each"]
+    least = min(taken, default=0)
+    words = [f"{len(answering)} of {len(hosts)} hosts answer, {least} sample{'' if least == 1 else 's'} of each"]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:

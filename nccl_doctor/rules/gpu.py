@@ -8,7 +8,7 @@ from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
-from nccl_doctor.rules.nvidia import Slot, answered, devices, need_fields, place, proof, with_hardware
+from nccl_doctor.rules.nvidia import LOST, Slot, answered, devices, need_fields, place, proof, with_hardware
 
 # NVML's error code of nvmlInit -> finding id, title, what to do
 _INIT_FAILURES = {
@@ -54,16 +54,12 @@ _CURED_BY_REBOOT = ("gpu.driver.hang", "gpu.driver.mismatch")
 _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
 
 
-@host_rule(
-    "gpu",
-    "gpu.driver.hang",
-    "gpu.driver.mismatch",
-    "gpu.driver.not-loaded",
-    "gpu.driver.library-missing",
-    "gpu.driver.failed",
-    "gpu.driver.smi-hang",
-    "gpu.driver.smi-differs",
-)
+SILENT_DRIVER = (
+    "gpu.driver.hang", "gpu.driver.mismatch", "gpu.driver.not-loaded", "gpu.driver.library-missing", "gpu.driver.failed"
+)  # fmt: skip
+
+
+@host_rule("gpu", *SILENT_DRIVER, "gpu.driver.smi-hang", "gpu.driver.smi-differs")
 def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
     """The NVIDIA driver answers, through NVML and through nvidia-smi.
 
@@ -71,22 +67,8 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
     that is not loaded. nvidia-smi is a second witness: if it alone hangs, fails or lists other GPUs, that is said, too.
     """
     fact = with_hardware(host)
-    if fact.nvml.outcome == "timed-out":
-        yield _driver_finding(
-            host,
-            fact,
-            "gpu.driver.hang",
-            f"the NVIDIA driver hangs: {fact.nvml.call or 'NVML'} does not return",
-            Fix(
-                "look for a stuck process and Xids",
-                "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail",
-            ),
-            fact.nvml.detail,
-        )
-    elif fact.nvml.code == _NO_PERMISSION:
-        raise MissingFact("NVML", f"not permitted: {fact.nvml.detail}")
-    elif fact.nvml.outcome != "ok":
-        yield _driver_finding(host, fact, *_init_failure(fact.nvml), fact.nvml.detail)
+    if fact.nvml.outcome != "ok":
+        yield silent_driver(host, fact, fact.nvml)
     elif broken := {gpu.index: errors for gpu in devices(fact) if len(errors := _unanswered(gpu)) >= MANY_ERRORS}:
         index, errors = next(iter(broken.items()))
         if fact.container == GVISOR:
@@ -104,6 +86,20 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     else:
         yield from _second_witness(host, fact)
+
+
+def silent_driver(host: Host, fact: GpuFact, nvml: Witness) -> Finding:
+    """What an NVML that did not answer says of the driver; ``MissingFact`` where it may not be asked."""
+    if nvml.code == _NO_PERMISSION:
+        raise MissingFact("NVML", f"not permitted: {nvml.detail}")
+    id, title, fix = _init_failure(nvml)
+    if nvml.outcome == "timed-out":
+        id, title = "gpu.driver.hang", f"the NVIDIA driver hangs: {nvml.call or 'NVML'} does not return"
+        fix = Fix(
+            "look for a stuck process and Xids",
+            "ps -eo pid,stat,wchan:30,args | awk '$2 ~ /D/'; sudo dmesg -T | grep -iE 'xid|nvrm' | tail",
+        )
+    return _driver_finding(host, fact, id, title, fix, nvml.detail or nvml.outcome)
 
 
 def _unanswered(gpu: GpuDevice) -> dict[str, str]:
@@ -165,7 +161,7 @@ def _smi_differs(host: Host, fact: GpuFact) -> list[Evidence]:
 
 
 def _driver_finding(host: Host, fact: GpuFact, id: str, title: str, fix: Fix, proof: str) -> Finding:
-    evidence = [Evidence(proof or fact.nvml.outcome, "NVML", host=host.name)]
+    evidence = [Evidence(proof, "NVML", host=host.name)]
     if fact.module_version:
         library = f"; library {fact.system.library}" if fact.system.library else ""
         evidence.append(Evidence(f"kernel module {fact.module_version}{library}", "/sys/module/nvidia", host=host.name))
@@ -271,7 +267,7 @@ def _display(host: Host, gpu: PciGpu) -> Finding:
 def _lost(host: Host, fact: GpuFact) -> Iterator[Finding]:
     """The GPUs that NVML counts and cannot open, or finds lost."""
     for gpu in fact.gpus:
-        if "handle" not in gpu.errors and not any("GPU is lost" in text for text in gpu.errors.values()):
+        if "handle" not in gpu.errors and not any(LOST in text for text in gpu.errors.values()):
             continue
         text = next(iter(gpu.errors.values()))
         if refusal := next((words for words in _REFUSALS if words in gpu.errors.get("handle", "")), None):
@@ -285,19 +281,23 @@ def _lost(host: Host, fact: GpuFact) -> Iterator[Finding]:
                 explains=_EXPLAINED,
             )
             continue
-        yield host.finding(
-            "gpu.fell-off-bus.lost",
-            Severity.FAIL,
-            f"GPU {gpu.label} does not answer the driver",
-            [proof(host, gpu, text), *_smi_complaints(host, fact)],
-            Fix(
-                "power-cycle the host; if it comes back, reseat and test the GPU",
-                "sudo ipmitool power cycle",
-                risky=True,
-            ),
-            places=[place(host, gpu)],
-            explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
-        )
+        quotes = [proof(host, gpu, text), *_smi_complaints(host, fact)]
+        title = f"GPU {gpu.label} does not answer the driver"
+        yield lost_gpu(host, Severity.FAIL, title, quotes, place(host, gpu))
+
+
+def lost_gpu(host: Host, severity: Severity, title: str, proof: list[Evidence], place: Place) -> Finding:
+    """A GPU that fell off the bus, or was off it for a while."""
+    cycle = "power-cycle the host; if it comes back, reseat and test the GPU"
+    return host.finding(
+        "gpu.fell-off-bus.lost",
+        severity,
+        title,
+        proof,
+        Fix(cycle, "sudo ipmitool power cycle", risky=True),
+        places=[place],
+        explains=("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p", "gpu.nvlink"),
+    )
 
 
 def _smi_complaints(host: Host, fact: GpuFact) -> list[Evidence]:

@@ -10,6 +10,7 @@ from nccl_doctor.findings.model import Evidence, Place
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
 
 NO_GPU = "no NVIDIA GPU on this host"
+LOST = "GPU is lost"  # NVML's words for one that fell off the bus
 
 THROTTLE_REASONS = {  # NVML clocks event reasons (nvml.h, nvmlClocksEventReason*)
     0x1: "idle",

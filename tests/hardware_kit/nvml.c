@@ -143,7 +143,7 @@ static Return words(Device device, const char *key, char *into, unsigned room) {
         hang(#function, d); bad = number(d, first, &x); if (bad) return bad; \
         bad = number(d, second, &y); if (bad) y = x; *a = (unsigned)x; *b = (unsigned)y; return OK; }
 
-const char *nvmlErrorString(Return code) { return code == OK ? "Success" : "an error of the stand-in"; }
+const char *nvmlErrorString(Return code) { return code == OK ? "Success" : code == LOST ? "GPU is lost" : "an error of the stand-in"; }
 
 static Return global(const char *function, const char *key, char *into, unsigned room, const char *otherwise) {
     char text[256];

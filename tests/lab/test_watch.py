@@ -1,4 +1,4 @@
-"""``nccl-doctor watch`` over real sshds: a rank that leaks, one that dies, a connection that is cut, a GPU that gets hot."""
+"""``nccl-doctor watch`` over real sshds: a rank that leaks, one that dies, a connection that is cut, a GPU that is hot or lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Watching:
 
     def samples(self) -> int:
         """How many there are of every host that answers, by the last line that said so."""
-        told = [found[1] for line in list(self.lines) if (found := re.search(r" (\d+) samples of each", line))]
+        told = [found[1] for line in list(self.lines) if (found := re.search(r" (\d+) samples? of each", line))]
         return int(told[-1]) if told else 0
 
     def wait_for_samples(self, count: int) -> None:
@@ -161,7 +161,7 @@ def hot(lab: Lab) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
-def test_a_gpu_that_gets_hot_and_a_line_of_the_kernel_log(lab: Lab, hot: Path, tmp_path: Path) -> None:
+def test_a_gpu_that_gets_hot_one_that_is_lost_and_a_line_of_the_kernel_log(lab: Lab, hot: Path, tmp_path: Path) -> None:
     watching = Watching(lab, tmp_path)
     try:
         watching.wait_for_samples(1)
@@ -170,6 +170,9 @@ def test_a_gpu_that_gets_hot_and_a_line_of_the_kernel_log(lab: Lab, hot: Path, t
         new.write_text(heat + (hot / "nvml.conf").read_text())
         os.replace(new, hot / "nvml.conf")
         watching.wait_for("gpu01", "GPU 3 is throttled: hardware thermal slowdown, 91 C, SM clock 990 MHz")
+        new.write_text("gpu5.temperature_0=lost\n" + (hot / "nvml.conf").read_text())
+        os.replace(new, hot / "nvml.conf")
+        watching.wait_for("gpu01", "GPU 5 does not answer the driver", "GPU is lost")
         up_s = float((hot / "root/proc/uptime").read_text().split()[0])
         with (hot / "root/dev/kmsg").open("a") as log:
             log.write(f"3,9,{1e6 * (up_s + 1):.0f},-;NVRM: Xid (PCI:0000:4b:00): 79, GPU has fallen off the bus.\n")
@@ -182,5 +185,7 @@ def test_a_gpu_that_gets_hot_and_a_line_of_the_kernel_log(lab: Lab, hot: Path, t
         {"host": "gpu01", "gpu": "3 (0000:4b:00.0)"}
     ]
     assert "Xid 79" in found(answer, "gpu.fell-off-bus", "gpu01")["title"]
+    lost = found(answer, "gpu.fell-off-bus.lost", "gpu01")
+    assert lost["severity"] == "fail" and lost["title"].startswith("GPU 5 (0000:6b:00.0) was lost for "), lost
     (series,) = [one for one in answer["series"]["gpu01"]["gpus"] if one["index"] == 3]
     assert series["temperature_c"]["low"] < 91 == series["temperature_c"]["high"]

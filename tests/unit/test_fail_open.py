@@ -63,6 +63,7 @@ NOTHING = {
     ("software: torch", "software.cuda_build"): "no torch is skipped, and told",
     ("software: torch", "software.nccl_library"): "no torch is skipped, and told",
     ("software: torch", "software_drift.drift"): "what no host has is no difference",
+    (f"watch: killed_in.{watched.OOM_FILE}", "watch_memory.memory_lasts"): "nothing was killed on the host",
     ("environment: variables.NCCL_DEBUG", "environment.agreement"): "a variable that is not there is not set",
     ("environment: variables.NCCL_DEBUG", "environment.variables"): "a variable that is not there is not set",
     **{
@@ -272,8 +273,10 @@ NOT_TOLD = {
     "system.GpuProcess": "of GPUs in use",
     "topology.AcsBridge": "of bridges that redirect",
     "topology.TopologyFact.hypervisor": "of a virtual machine",
+    "watch.DriverGap": "of a driver that did not answer",
     "watch.Event": "of what happens",
     "watch.Gap": "of a host that fell silent",
+    "watch.NicSeries.gone_s": "of a port that went away",
     "watch.RankSeries.ended_s": "of a rank that ended",
 }
 

@@ -301,7 +301,7 @@ def test_a_host_without_py_spy_asks_for_ours(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ProbeTrouble) as asked:
         look(stacks=True, machine=stacks.machine())
     assert asked.value.outcome == "tool-missing"
-    assert "pip install py-spy" in probe._program({"machine": "another"})[1]
+    assert "pip install py-spy" in stacks.program({"machine": "another"})[1]
 
 
 RAS = """

@@ -25,14 +25,17 @@ from typer.testing import CliRunner
 from watched import GIB, Change, all_gpus, both, one_gpu
 
 from nccl_doctor import cli
-from nccl_doctor.agent import isolated, probing
-from nccl_doctor.agent.job import processes
-from nccl_doctor.agent.probes import kernel_log, watch
+from nccl_doctor.agent import cgroups, isolated, probing
+from nccl_doctor.agent.job import processes, stacks
+from nccl_doctor.agent.probes import gpu, kernel_log, watch
+from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
-from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, POINTS, HostSeries, Series
+from nccl_doctor.collect.watch_folds import POINTS, Series
+from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, HostSeries
 from nccl_doctor.facts import bundle as bundles
-from nccl_doctor.facts.model import Bundle, Outcome, ProbeResult
+from nccl_doctor.facts.gpu import Witness
+from nccl_doctor.facts.model import Bundle, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.watch import Event, Watch
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding, Severity
@@ -210,7 +213,10 @@ def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
     gone = during(100, 999, all_gpus(utilization_percent=0, throttle_reasons=1))
     hosts = ("gpu01", "gpu02")
     answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
-    assert clean(answer) and len(answer.events) == 8
+    assert clean(answer)
+    assert [event.text for event in answer.events] == [
+        f"4 ranks {ranks} (train.py) have ended" for ranks in ("0-3", "4-7")
+    ]
 
 
 def test_gpus_that_nobody_uses_beside_those_of_the_job_are_only_told() -> None:
@@ -415,6 +421,60 @@ def test_links_that_go_down_and_errors_that_rise(counter: str, rise: int, id: st
     assert (found.id, found.severity, found.hosts) == (id, severity, ("gpu02",)), found
 
 
+def test_a_port_that_goes_away_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
+    def no_port(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 60:
+            sample["ports"] = {}
+
+    def no_interface(now_s: float, sample: dict[str, Any]) -> None:
+        counters = sample["interfaces"]["eth0"]["counters"]
+        sample["interfaces"]["tun0"] = {"speed_mbps": None, "counters": {**counters, "rx_bytes": 0, "tx_bytes": 0}}
+        if now_s > 60:
+            sample["interfaces"] = {"eth0": {"speed_mbps": None, "counters": dict.fromkeys(counters)}}
+
+    answer = told(watched.bundle({"gpu01": no_port, "gpu02": no_interface}))
+    found = {(item.id, *item.hosts): item for item in answer.report.causes}
+    assert set(found) == {("ib.link-flapping", "gpu01"), ("net.link-flapping", "gpu02")}
+    assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 is gone"
+    assert {item.severity for item in found.values()} == {Severity.FAIL}
+    assert "not there since 65 s" in found["net.link-flapping", "gpu02"].evidence[0].text
+    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "eth0 is gone", "tun0 is gone"]
+
+
+def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:
+    def efa(now_s: float, sample: dict[str, Any]) -> None:
+        counters = dict.fromkeys(sample["ports"].pop("mlx5_0/1")["counters"])
+        moved = {"rx_bytes": int(now_s * 1e9), "tx_bytes": int(now_s * 12.2e9)}
+        sample["ports"] = {"rdmap0s31/1": {"rate": "100 Gb/sec (4X EDR)", "counters": {**counters, **moved}}}
+
+    answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), efa)))
+    found = {(item.id, item.hosts): item for item in answer.report.findings}
+    assert {id for id, _ in found} == {"ib.errors.not-counted", "watch.network-full"}, "its bytes are counted"
+    note = found["ib.errors.not-counted", ("gpu01",)]
+    assert note.severity is Severity.INFO and "rdmap0s31/1 counts no link errors" in note.title
+    assert answer.report.verdict == "healthy" and "counts no link errors" in printed(answer)
+
+
+def test_counters_of_which_some_cannot_be_read_are_a_gap() -> None:
+    def partly(now_s: float, sample: dict[str, Any]) -> None:
+        sample["ports"]["mlx5_0/1"]["counters"]["symbol_error"] = None
+
+    assert gaps(told(watched.bundle({"gpu02": partly}))) == {("error counters over time", ("gpu02",))}
+
+
+def test_a_port_without_standard_counters_has_its_bytes_in_its_drivers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = tmp_path / "sys/class/infiniband/rdmap0s31/ports/1"
+    (port / "hw_counters").mkdir(parents=True)
+    (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
+    (port / "hw_counters/rx_bytes").write_text("7\n")
+    (port / "hw_counters/tx_bytes").write_text("8\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    counters = watch._ports()["rdmap0s31/1"]["counters"]
+    assert {name: value for name, value in counters.items() if value is not None} == {"rx_bytes": 7, "tx_bytes": 8}
+
+
 def test_a_flapping_interface_that_carries_nothing_is_a_warning() -> None:
     def change(now_s: float, sample: dict[str, Any]) -> None:
         sample["interfaces"]["eth0"]["counters"].update(rx_bytes=0, tx_bytes=0, losses=1 + (now_s > 60))
@@ -451,16 +511,93 @@ def test_an_xid_is_told_as_it_comes_and_judged_by_the_catalogue() -> None:
     assert [(event.at_s, event.kind, event.text) for event in answer.events] == [(50.0, "kernel", line)]
 
 
-def test_what_the_kernel_kills_for_want_of_memory() -> None:
-    line = "Out of memory: Killed process 4005 (python)"
+GROUP_KILL = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,oom_memcg=/other,task_memcg=/other,task=java,pid=77,uid=7",
+    "Memory cgroup out of memory: Killed process 77 (java) total-vm:1kB",
+)
+HOST_KILL = ("Out of memory: Killed process 77 (java) total-vm:1kB",)
+
+
+def kill(*lines: str, in_job: int = 0, **values: Any) -> Change:
+    """One kill at 50 s, with what the kernel logs of it; ``in_job``: how many of the ranks' group."""
 
     def change(now_s: float, sample: dict[str, Any]) -> None:
-        logged(line)(now_s, sample)
+        logged(*lines)(now_s, sample)
         sample["kernel"]["oom_kill"] = int(now_s >= 50)
+        sample["killed"] = {file: count + in_job * (now_s >= 50) for file, count in sample["killed"].items()}
+        sample.update(values)
 
-    answer = told(watched.bundle({"gpu02": change}))
-    assert only(answer).id == "sys.host-oom.killed-now" and line in only(answer).evidence[0].text
-    assert {event.kind for event in answer.events} == {"killed", "kernel"}
+    return change
+
+
+def test_what_the_kernel_kills_of_the_job_is_a_fault() -> None:
+    line = "Memory cgroup out of memory: Killed process 4711 (python)"  # a DataLoader worker
+    answer = told(watched.bundle({"gpu02": kill(line, in_job=1)}))
+    found = only(answer)
+    assert (found.id, found.severity) == ("sys.host-oom.killed-now", Severity.FAIL)
+    assert "killed 1 process of the job for want of memory" in found.title and line in found.evidence[0].text
+    assert ("oom_kill +1", watched.OOM_FILE) in [(proof.text, proof.source) for proof in found.evidence]
+    assert [event.text for event in answer.events if event.kind == "killed"] == [
+        f"the kernel killed 1 process of the job for want of memory ({watched.OOM_FILE})"
+    ]
+
+
+def test_a_rank_that_the_kernel_log_names_was_killed_though_its_group_is_gone() -> None:
+    line = "Memory cgroup out of memory: Killed process 4005 (python)"
+
+    def die(now_s: float, sample: dict[str, Any]) -> None:
+        kill(line)(now_s, sample)
+        if now_s >= 50:
+            sample["killed"] = {}
+            del sample["ranks"]["4005"]
+
+    answer = told(watched.bundle({"gpu02": die}))
+    assert [item.id for item in answer.report.causes] == ["sys.host-oom.killed-now"]
+    assert {item.id for item in answer.report.findings} == {"sys.host-oom.killed-now", "hang.rank-gone.ended"}
+    assert not answer.report.unknown
+
+
+def test_what_is_killed_in_other_jobs_is_held_against_nobody_and_a_full_host_is_a_warning() -> None:
+    other = only(told(watched.bundle({"gpu02": kill(*GROUP_KILL)})))
+    assert (other.id, other.severity) == ("sys.host-oom.killed-now", Severity.INFO)
+    assert "killed 1 process of other jobs" in other.title
+    full = only(told(watched.bundle({"gpu02": kill(*HOST_KILL)})))
+    assert full.severity is Severity.WARN and "killed 1 process, none of the job," in full.title
+
+
+def test_whose_a_killed_process_was_is_unknown_where_no_group_tells() -> None:
+    def uncounted(now_s: float, sample: dict[str, Any]) -> None:
+        kill(*GROUP_KILL)(now_s, sample)
+        sample["killed"] = {}
+
+    def one_uncounted(now_s: float, sample: dict[str, Any]) -> None:
+        kill(*GROUP_KILL)(now_s, sample)
+        sample["ranks"]["4006"]["oom_file"] = ""
+
+    for change in (uncounted, one_uncounted):
+        answer = told(watched.bundle({"gpu02": change}))
+        (found,) = answer.report.causes
+        assert found.severity is Severity.WARN and "it is not known whose" in found.title
+        assert gaps(answer) == {("whose processes the kernel killed", ("gpu02",))}
+
+
+def test_the_ranks_of_this_machine_are_counted_in_their_own_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "sys/fs/cgroup/slurm/job_42/task_0"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    (group.parent / "memory.events").write_text("oom_kill 9\n")
+    for name, text in {
+        "proc/4005/cgroup": "0::/slurm/job_42/task_0\n",
+        "proc/self/mountinfo": "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    file = cgroups.oom_file_of(4005)
+    assert file == "/sys/fs/cgroup/slurm/job_42/task_0/memory.events" and cgroups.oom_kills(file) == 2
+    assert cgroups.oom_kills("/sys/fs/cgroup/memory.events") is None
 
 
 def test_a_host_that_swaps() -> None:
@@ -492,47 +629,161 @@ def test_a_host_that_is_silent_at_the_end_is_a_fault_and_one_that_came_back_a_wa
     series.fall_silent(50.0, "no sample for 15 s")
     assert series.fall_silent(51.0, "again") is None, "told once"
     (event,) = series.take(watched.host_sample(90.0, range(4), 4), 90.0)
-    assert (event.kind, series.silent) == ("back", "") and len(series.gaps) == 1
+    assert (event.kind, series.silence.now) == ("back", None)
     fact: Watch = series.facts(95.0)["watch"]
-    assert not fact.gaps[0].open
+    assert [(gap.from_s, gap.to_s, gap.open) for gap in fact.gaps] == [(45.0, 90.0, False)]
 
 
-def test_nvml_that_stops_answering_leaves_the_gpus_unknown() -> None:
-    bundle = watched.bundle()
-    host = bundle.hosts[1]
-    data = {**host.probes["watch"].data, "gpus_why": "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer"}
-    probes = {**host.probes, "watch": msgspec.structs.replace(host.probes["watch"], data=data)}
-    hosts = (bundle.hosts[0], msgspec.structs.replace(host, probes=probes))
-    answer = told(msgspec.structs.replace(bundle, hosts=hosts))
-    assert answer.report.verdict == "incomplete" and ("GPUs over time", ("gpu02",)) in gaps(answer)
-
-
-def test_what_was_seen_before_nvml_stopped_is_judged_and_its_silence_stays_unknown_once_it_is_back() -> None:
-    series, now_s = watched.series("gpu01", range(4), 4, 20, None, HOT, 4)
-    assert series.lose_gpus("NVML call nvmlDeviceGetTemperature of GPU 3 did not answer")
-    assert not series.lose_gpus("NVML call nvmlInit did not answer")
-    assert live_rows([series], verbose=False)[0].cells[2::9] == ("-", "GPUs SILENT") and "GPUs at" not in summary(
-        [series]
-    )
-    step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
-    series.take_gpus(step, now_s)
-    host = watched.bundle(hosts=1).hosts[0]
+def judged(series: HostSeries, now_s: float) -> Answer:
+    """The answer where this was the only host."""
+    bundle = watched.bundle(hosts=1, samples=series.samples)
     fact = ProbeResult(Outcome.OK, msgspec.to_builtins(series.facts(now_s)["watch"]))
+    (host,) = bundle.hosts
     one = msgspec.structs.replace(host, probes={**host.probes, "watch": fact})
-    answer = told(msgspec.structs.replace(watched.bundle(hosts=1), hosts=(one,)))
+    return told(msgspec.structs.replace(bundle, hosts=(one,)))
+
+
+HANGS = Witness(
+    "timed-out", "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer", call="nvmlDeviceGetTemperature of GPU 3"
+)
+
+
+def test_a_driver_that_stops_answering_is_told_at_once_and_is_a_fault() -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 30, None, HOT, 4)
+    (event,) = series.lose_gpus(now_s, HANGS.detail, HANGS)
+    assert (event.kind, event.text) == ("gpus", f"no samples of GPUs: {HANGS.detail}")
+    assert not series.lose_gpus(now_s + 60, "nvmlInit", HANGS), "told once"
+    (row,) = live_rows([series], verbose=False)
+    assert (row.cells[2], row.cells[-1], row.trouble) == ("-", "GPUs SILENT", 2) and "GPUs at" not in summary([series])
+    answer = judged(series, now_s + 15)
+    found = {item.id: item for item in answer.report.causes}
+    hang = found["gpu.driver.hang"]
+    assert hang.severity is Severity.FAIL and "no samples for 16 s, and does not answer" in hang.title
+    assert "no sample from 150 s to 166 s of the watch: NVML call" in hang.evidence[-1].text
     assert ("GPUs over time", ("gpu01",)) in gaps(answer)
-    assert "gpu.thermal-power.hw-thermal" in {item.id for item in answer.report.causes}
+    assert "gpu.thermal-power.hw-thermal" in found, "what was seen before is judged"
 
 
-def test_a_gpu_that_is_lost_in_the_middle_is_unknown() -> None:
-    def lose(now_s: float, step: dict[str, Any]) -> None:
-        if now_s >= 145:
-            step["samples"][1] = {"index": 1, "refused": dict.fromkeys(watched.gpu_sample(1), "GPU is lost")}
+def test_a_driver_that_answers_again_is_a_warning_and_its_silence_stays_unknown() -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    series.lose_gpus(now_s, HANGS.detail, HANGS)
+    step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
+    (event,) = series.take_gpus(step, now_s + 60)
+    assert event.text == "NVML answers, after 61 s"
+    answer = judged(series, now_s + 61)
+    (found,) = answer.report.causes
+    assert (found.id, found.severity) == ("gpu.driver.hang", Severity.WARN) and "and came back" in found.title
+    assert ("GPUs over time", ("gpu01",)) in gaps(answer)
 
-    answer = told(watched.bundle(gpu_changes={"gpu02": lose}))
-    assert answer.report.verdict == "incomplete"
-    assert ("utilisation over time", ("gpu02",)) in gaps(answer)
-    assert "GPU 1: GPU is lost" in {gap.why for gap in answer.report.unknown}
+
+def test_a_driver_that_hangs_once_the_host_is_back_is_told() -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    assert not series.lose_gpus(now_s, "connection lost", None)
+    assert [event.kind for event in series.lose_gpus(now_s + 20, HANGS.detail, HANGS)] == ["gpus"]
+    (found,) = judged(series, now_s + 30).report.causes
+    assert found.id == "gpu.driver.hang" and "for 10 s" in found.title
+
+    back, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    back.lose_gpus(now_s, "connection lost", None)
+    step = {"at_s": now_s, "cost_s": 1.0, "samples": [watched.gpu_sample(index) for index in range(4)]}
+    assert not back.take_gpus(step, now_s + 5), "the host tells that it is back"
+
+
+@pytest.mark.parametrize(
+    ("nvml", "id"),
+    [
+        (Witness("failed", "nvmlInit: Driver Not Loaded", call="nvmlInit", code=9), "gpu.driver.not-loaded"),
+        (Witness("failed", "NVML call nvmlDeviceGetTemperature killed by signal 9", call="start"), None),
+        (None, None),
+    ],
+)
+def test_of_a_driver_that_fails_the_reason_is_told_and_our_own_end_blames_nobody(
+    nvml: Witness | None, id: str | None
+) -> None:
+    series, now_s = watched.series("gpu01", range(4), 4, 30, None, None, 4)
+    assert bool(series.lose_gpus(now_s, "connection lost", nvml)) is (nvml is not None)
+    answer = judged(series, now_s + 15)
+    assert [item.id for item in answer.report.causes] == ([id] if id else [])
+    assert ("GPUs over time", ("gpu01",)) in gaps(answer)
+
+
+def refuse_all(why: str, *indices: int) -> Change:
+    """NVML answers no question about these GPUs."""
+
+    def change(now_s: float, step: dict[str, Any]) -> None:
+        for index in indices:
+            sample = step["samples"][index]
+            fields = sample.keys() - {"index", "bus_id", "refused"}
+            step["samples"][index] = {
+                **{name: sample[name] for name in ("index", "bus_id")},
+                "refused": dict.fromkeys(fields, why),
+            }
+
+    return change
+
+
+def leave_out(now_s: float, step: dict[str, Any]) -> None:
+    """NVML was started again, and has three GPUs: the third is index 1 now."""
+    del step["samples"][1]
+    for index, sample in enumerate(step["samples"]):
+        sample["index"] = index
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (refuse_all("nvmlDeviceGetTemperature: GPU is lost", 1), "nvmlDeviceGetTemperature: GPU is lost"),
+        (refuse_all("nvmlDeviceGetTemperature: Unknown Error", 1), "nvmlDeviceGetTemperature: Unknown Error"),
+        (
+            one_gpu(1, refused={"power_w": "nvmlDeviceGetPowerUsage: GPU is lost"}),
+            "nvmlDeviceGetPowerUsage: GPU is lost",
+        ),
+        (leave_out, "NVML gives it no more"),
+    ],
+)
+def test_a_gpu_that_is_lost_in_the_middle_is_told_at_once_and_is_a_fault(change: Change, why: str) -> None:
+    answer = told(watched.bundle(gpu_changes={"gpu02": during(145, 999, change)}))
+    (event,) = answer.events
+    assert (event.at_s, event.kind, event.text) == (145.0, "gpu-lost", f"GPU 1 does not answer the driver: {why}")
+    (found,) = answer.report.causes
+    assert (found.id, found.severity, found.hosts) == ("gpu.fell-off-bus.lost", Severity.FAIL, ("gpu02",))
+    assert found.title == "GPU 1 (0000:01:00.0) was lost for 11 s, and does not answer"
+    assert found.evidence[0].text == f"no sample from 140 s to 151 s of the watch: {why}"
+    assert gaps(answer) == {("GPUs over time", ("gpu02",))}
+    assert "lost 11 s" in printed(answer), "the table shows this GPU"
+
+
+def test_a_gpu_that_was_lost_for_a_while_is_a_warning() -> None:
+    answer = told(watched.bundle(gpu_changes={"gpu02": during(50, 65, refuse_all("GPU is lost", 1))}))
+    (found,) = answer.report.causes
+    assert (found.id, found.severity) == ("gpu.fell-off-bus.lost", Severity.WARN)
+    assert found.title.endswith("was lost for 20 s, and came back")
+    assert [event.text for event in answer.events][1] == "GPU 1 answers again, after 20 s"
+
+
+def test_what_follows_from_a_lost_gpu_is_folded_under_it() -> None:
+    def die(now_s: float, sample: dict[str, Any]) -> None:
+        logged("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.")(now_s, sample)
+        if now_s > 60:
+            del sample["ranks"]["4005"]
+
+    lost = during(50, 999, refuse_all("GPU is lost", 1))
+    answer = told(watched.bundle({"gpu02": die}, {"gpu02": lost}))
+    assert {item.id for item in answer.report.causes} == {"gpu.fell-off-bus", "gpu.fell-off-bus.lost"}
+    assert {item.id for item in answer.report.findings} == {
+        "gpu.fell-off-bus",
+        "gpu.fell-off-bus.lost",
+        "hang.rank-gone.ended",
+    }
+
+
+def test_where_no_gpu_answers_and_none_is_called_lost_it_is_the_driver() -> None:
+    silent = during(100, 999, refuse_all("Unknown Error", 0, 1, 2, 3))
+    (found,) = told(watched.bundle(gpu_changes={"gpu02": silent})).report.causes
+    assert (found.id, found.severity, len(found.places)) == ("gpu.driver.failed", Severity.FAIL, 4)
+    lost = during(100, 999, refuse_all("GPU is lost", 0, 1, 2, 3))
+    all_lost = told(watched.bundle(gpu_changes={"gpu02": lost})).report.causes
+    assert {item.id for item in all_lost} == {"gpu.fell-off-bus.lost"} and len(all_lost) == 4
 
 
 def test_a_gpu_that_was_lost_before_is_a_fault() -> None:
@@ -676,6 +927,56 @@ def test_the_live_table_shows_the_worst_gpu_and_who_is_silent() -> None:
     assert "1 of 2 hosts answer, 3 samples of each, 4 GPUs at 97 %" in summary([hot, gone])
     new = HostSeries("gpu03", 5.0)
     assert live_rows([new], verbose=False)[0].cells[-1] == "..."
+    new.fall_silent(1.0, "not reached: Connection refused")
+    assert live_rows([new], verbose=False)[0].cells[-1] == "NOT REACHED"
+    lost, _ = watched.series("gpu04", range(4), 4, 3, None, both(HOT, during(15, 99, refuse_all("GPU is lost", 3))), 4)
+    assert live_rows([lost], verbose=False)[0].cells[1:3] == ("3", "-")
+    assert live_rows([lost], verbose=False)[0].cells[-1] == "GPU LOST" and "3 samples of each" in summary([lost])
+
+
+def test_hosts_without_gpus_have_no_columns_for_them() -> None:
+    series, _ = watched.series("vm", range(1), 1, 2, None, None, 0)
+    assert table(live_rows([series], verbose=False), 80).plain.splitlines() == [
+        "host CPU% freeGiB  Gb/s ranks",
+        "vm     47   800.0 32.00     1",
+    ]
+
+
+def test_64_hosts_fit_a_terminal_and_the_answer_two_pages() -> None:
+    changes = {f"gpu{number:02}": HOT for number in (3, 17, 40)}
+    gone = dict.fromkeys(("gpu09", "gpu10"), "connection lost")
+    answer = told(watched.bundle(gpu_changes=changes, hosts=64, gpus=8, silent=gone, samples=12))
+    text = printed(answer)
+    assert len(text.splitlines()) < 70 and "gpu[03,17,40]" in text and "45 more lines, 0 of them in trouble" in text
+    series = [watched.series(f"gpu{number:02}", range(4), 4, 2, None, None, 8)[0] for number in range(64)]
+    series[50].fall_silent(20.0, "connection lost")
+    lines = table(live_rows(series, verbose=False), 80, 21).plain.splitlines()
+    assert len(lines) == 22 and lines[1].startswith("gpu50") and lines[1].endswith("SILENT since 10 s")
+
+
+def test_without_a_terminal_a_line_comes_as_soon_as_each_host_has_told_something_and_then_now_and_then() -> None:
+    stream = io.StringIO()
+    live = LiveWatch(Console(file=stream, width=100))
+    first, second = HostSeries("gpu01", 5.0), HostSeries("gpu02", 5.0)
+    first.take(watched.host_sample(1.0, range(1), 1), 1.0)
+    live.tick(1.0, [first, second])
+    assert not stream.getvalue()
+    second.fall_silent(2.0, "not reached")
+    for now_s in (2.0, 3.0, 61.0, 62.0, 63.0):
+        live.tick(now_s, [first, second])
+    lines = stream.getvalue().splitlines()
+    assert [line[:12] for line in lines] == ["[    2.0 s] ", "[   62.0 s] "]
+    assert lines[0].endswith("1 of 2 hosts answer, 1 sample of each, 1 rank")
+
+
+def test_a_host_of_which_nothing_came_yet_is_one_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = collect._Watch([HostEntry("new")], collect.WatchOptions(ConnectOptions()), Restless())
+    run.reached["new"] = session = object.__new__(Session)
+    session.reach = Reach(ReachOutcome.OK)
+    bundle = msgspec.structs.replace(watched.bundle(hosts=1), hosts=(run.facts(HostEntry("new"), 0.5),))
+    answer = told(bundle)
+    assert {gap.why for gap in answer.report.unknown} == {"no sample"} and not answer.hosts
+    assert printed(answer).count("not checked") == 1
 
 
 HOSTILE = "\x1b]0;gotcha\x07 \x1b[2J\x9b31m [bold]x[/bold] \u202e"
@@ -764,7 +1065,7 @@ class Restless:
             self.run.interrupt()
 
     def tick(self, now_s: float, hosts: Sequence[HostSeries]) -> None:
-        if hosts[0].samples and not hosts[0].silent and not self.stopped:
+        if hosts[0].samples and not hosts[0].silence.now and not self.stopped:
             self.stopped = [one for one in psutil.Process().children() if "import sys;exec" in " ".join(one.cmdline())]
             for process in self.stopped:
                 process.suspend()
@@ -823,7 +1124,7 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
 
         def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
             if name == "gpu":
-                return ProbeResult(Outcome.OK, {"nvml": {"outcome": "ok"}, "gpus": [{"index": 0}]})
+                return ProbeResult(Outcome.OK, watched.gpu_fact(1))
             for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}):
                 on_event(odd)
             run.over.set()
@@ -838,8 +1139,58 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
     run._follow("odd", session)
     assert [event.kind for event in listener.events] == ["silent"] and "cannot be read" in listener.events[0].text
     run.over.clear()
-    run._follow_gpus("odd")
-    assert "cannot be read" in run.series["odd"].gpus_why
+    run._follow_gpus("odd", session)
+    gap = run.series["odd"].gpus_silence.now
+    assert gap and "cannot be read" in gap.why and gap.nvml is None
+
+
+class Told(Session):
+    """A session whose agent gives these answers about GPUs, one after the other, and is lost."""
+
+    alive = True  # type: ignore[assignment]
+
+    def __init__(self, *answers: ProbeResult) -> None:
+        """Nothing is opened."""
+        self.answers = list(answers)
+
+    def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
+        if name == "gpu":
+            assert arguments == {"use_only": True} and limit_s > gpu.NVML_LIMIT_S, "a slow start is no hang"
+        answer = self.answers.pop(0)
+        self.alive = bool(self.answers)  # type: ignore[misc]
+        return answer
+
+
+def asked_for_gpus(monkeypatch: pytest.MonkeyPatch, *answers: ProbeResult) -> tuple[collect._Watch, list[str]]:
+    """A watch of one host that gave these answers, and what was told of it."""
+    monkeypatch.setattr(collect, "GPUS_AGAIN_S", 0.0)
+    run = collect._Watch([HostEntry("host")], collect.WatchOptions(ConnectOptions()), Restless())
+    run.reached["host"] = session = Told(*answers)
+    run._follow_gpus("host", session)
+    return run, [event.text for event in run.listener.events]
+
+
+def test_a_host_without_gpus_is_not_asked_again_whatever_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = {"outcome": "failed", "detail": "nvmlInit: Driver Not Loaded", "call": "nvmlInit", "code": 9}
+    bare = {**watched.gpu_fact(0), "nvml": fails, "libraries": ["/usr/lib"]}
+    never = ProbeResult(Outcome.FAILED, None, "asked again")
+    run, events = asked_for_gpus(monkeypatch, ProbeResult(Outcome.OK, bare), never)
+    assert not events and not run.series["host"].gpus_silence.now and not run.series["host"].gpus
+
+
+def test_what_nvml_said_first_stays_and_how_it_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = ProbeResult(Outcome.OK, watched.gpu_fact(4))
+    hung = {"call": "nvmlDeviceGetTemperature of GPU 3", "code": None}
+    stops = ProbeResult(Outcome.TIMED_OUT, hung, "NVML call nvmlDeviceGetTemperature of GPU 3 did not answer")
+    dead = {**watched.gpu_fact(0), "nvml": {"outcome": "timed-out", "detail": "nvmlInit"}, "device_nodes": ["nvidia0"]}
+    run, events = asked_for_gpus(monkeypatch, good, stops, ProbeResult(Outcome.OK, dead))
+    assert events == [f"no samples of GPUs: timed-out: {stops.detail}"]
+    gap = run.series["host"].gpus_silence.now
+    assert gap and gap.nvml == Witness("timed-out", stops.detail, call="nvmlDeviceGetTemperature of GPU 3")
+    assert len(run.gpus["host"].data["gpus"]) == 4, "the GPUs that there were"
+    run, events = asked_for_gpus(monkeypatch, good, ProbeResult(Outcome.TIMED_OUT, None, "the agent has fallen silent"))
+    gap = run.series["host"].gpus_silence.now
+    assert not events and gap and gap.nvml is None, "no word of NVML's"
 
 
 def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
@@ -849,6 +1200,83 @@ def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:
     answer = examine(bundle)
     assert [event.kind for event in listener.events] == ["silent"] and "not reached" in listener.events[0].text
     assert answer.report.exit_code() is ExitCode.NOTHING_CHECKED and answer.report.causes[0].id.startswith("host.")
+
+
+class Patience(threading.Event):
+    """Waits for nothing, and is set after a while."""
+
+    left = 50
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left -= 1
+        return self.left < 0 or self.is_set()
+
+
+class Hosts:
+    """Hosts that are reached, or not, as ``answers`` says of each attempt; a session lives until the watch is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: list[Any]) -> None:
+        self.answers, self.asked = answers, []
+        self.watch = collect._Watch(
+            [HostEntry(name) for name in answers], collect.WatchOptions(ConnectOptions()), Restless()
+        )
+        self.followed: list[str] = []
+        monkeypatch.setattr(collect, "connect_all", self.connect_all)
+        monkeypatch.setattr(collect, "RECONNECT_S", (0.0,))
+        self.watch.over = Patience()
+        monkeypatch.setattr(self.watch, "_follow", lambda name, session: self.followed.append(name))
+        monkeypatch.setattr(self.watch, "_follow_gpus", lambda name, session: None)
+
+    def connect_all(self, entries: Sequence[HostEntry], options: Any, deadline: Any, told: Callable[..., None]) -> None:
+        names = sorted(entry.name for entry in entries)
+        self.asked.append(names)
+        for name in names:
+            told(name, self.answers[name].pop(0))
+        if not any(self.answers.values()):
+            self.watch.over.set()
+
+
+def away(outcome: ReachOutcome) -> Reach:
+    return Reach(outcome, "it said why")
+
+
+def test_a_host_that_was_not_reached_is_tried_again_and_who_refuses_us_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = object.__new__(Session)
+    hosts = Hosts(
+        monkeypatch,
+        there=[session],
+        booting=[away(ReachOutcome.REFUSED), away(ReachOutcome.TIMED_OUT), session],
+        locked=[away(ReachOutcome.AUTH_FAILED)],
+    )
+    hosts.watch.connect()
+    assert hosts.asked == [["booting", "locked", "there"], ["booting"], ["booting"]]
+    series = hosts.watch.series["booting"]
+    assert [event.text for event in hosts.watch.listener.events if event.host == "booting"] == [
+        "not reached: it said why"
+    ]
+    (event,) = series.take(watched.host_sample(5.0, range(1), 1), 90.0)
+    assert event.text.startswith("answers, after ") and isinstance(hosts.watch.reached["booting"], Session)
+    assert isinstance(hosts.watch.reached["locked"], Reach)
+
+
+def test_hosts_that_are_lost_are_tried_again_together_and_what_they_told_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = object.__new__(Session)
+    again = [session, away(ReachOutcome.AUTH_FAILED), session]
+    hosts = Hosts(monkeypatch, one=list(again), two=list(again))
+    follow = hosts.watch._follow
+
+    def lost(name: str, session: Session) -> None:
+        follow(name, session)
+        with hosts.watch.lock:
+            hosts.watch.again(name)
+
+    monkeypatch.setattr(hosts.watch, "start", lambda work, name, session: work(name, session))
+    monkeypatch.setattr(hosts.watch, "_follow", lost)
+    hosts.watch.connect()
+    assert hosts.asked == [["one", "two"]] * 3 and hosts.followed == ["one", "two"] * 2
+    assert all(isinstance(found, Session) for found in hosts.watch.reached.values())
 
 
 @pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -865,53 +1293,150 @@ def test_an_nvml_call_that_hangs_is_named(tmp_path: Path) -> None:
     assert (
         result["outcome"] == "timed-out" and "NVML call nvmlDeviceGetTemperature of GPU 1 did not" in result["detail"]
     )
+    assert result["data"]["call"] == "nvmlDeviceGetTemperature of GPU 1"
 
 
 # The agent's part
 
 
-def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def samples_of(until: Callable[[list[dict[str, Any]]], bool], **arguments: Any) -> list[dict[str, Any]]:
+    """What the agent tells of this machine until then."""
     came: list[dict[str, Any]] = []
     enough = threading.Event()
 
     def tell(sample: dict[str, Any]) -> None:
-        came.append(sample)
-        if len(came) == 3:
+        came.append(json.loads(json.dumps(sample)))
+        if until(came):
             enough.set()
             raise BrokenPipeError  # the thread ends here
 
     def work() -> None:
         probing.set_emitter(tell)
         with contextlib.suppress(BrokenPipeError):
-            watch.watch({"every_s": 0.01})
+            watch.watch({"every_s": 0.01, **arguments})
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert enough.wait(60)
     thread.join(60)
-    assert "processes" in came[0] and "processes" not in came[1], "all of /proc is looked through once a minute"
+    return came
+
+
+def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find", lambda: "")  # what else runs on this machine is not looked into
+    came = samples_of(lambda told: any("processes" in sample for sample in told[:-3]))
+    assert sum("processes" in sample for sample in came) == 1, "all of /proc is looked through once a minute"
     series = HostSeries("here", 0.01)
-    for number, sample in enumerate(json.loads(json.dumps(came))):
+    for number, sample in enumerate(came):
         series.take(sample, float(number))
-    assert series.samples == 3 and series.cpu.samples <= 2 and series.memory["MemTotal"] > 0
+    assert series.samples == len(came) and series.cpu.samples < len(came) and series.memory["MemTotal"] > 0
+
+
+def test_a_look_for_ranks_that_takes_long_holds_no_sample_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = threading.Event()
+
+    def look(py_spy: str, told: Any) -> Any:
+        assert looks.wait(60)
+        return [], {"refused": {"count": 0, "pids": []}, "unnumbered": 0}
+
+    def enough(came: list[dict[str, Any]]) -> bool:
+        if len(came) == 5:
+            looks.set()
+        return "processes" in came[-1]
+
+    monkeypatch.setattr(processes, "find", look)
+    assert len(samples_of(enough)) > 5
+
+
+def test_ranks_that_mp_spawn_started_are_found_with_the_py_spy_that_hang_is_lent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stacks, "find", lambda: "")
+    monkeypatch.setattr(stacks, "hold", lambda packed: packed)
+    unread = {"refused": {"count": 0, "pids": []}}
+    monkeypatch.setattr(processes, "find", lambda py_spy, told: ([], {**unread, "unnumbered": 0 if py_spy else 2}))
+
+    def tell(sample: dict[str, Any]) -> None:
+        assert "processes" not in sample
+
+    with monkeypatch.context() as here, pytest.raises(ProbeTrouble) as asked:
+        here.setattr(watch, "emitter", lambda: tell)
+        watch.watch({"every_s": 0.01, "machine": stacks.machine()})
+    assert asked.value.outcome == "tool-missing" and asked.value.data == {"program": "py-spy"}
+    lent = samples_of(lambda came: "processes" in came[-1], machine=stacks.machine(), py_spy="packed")
+    assert lent[-1]["unnumbered"] == 0
+    elsewhere = samples_of(lambda came: "processes" in came[-1], machine="another")
+    assert elsewhere[-1]["unnumbered"] == 2
+
+
+def test_ranks_whose_number_could_not_be_read_are_unknown() -> None:
+    def unnumbered(now_s: float, sample: dict[str, Any]) -> None:
+        sample.update(processes=[], ranks={}, unnumbered=4)
+
+    answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), unnumbered)))
+    assert answer.report.verdict == "incomplete" and ("ranks", ("gpu01", "gpu02")) in gaps(answer)
+
+
+def test_py_spy_is_asked_of_a_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[int, int]] = []
+
+    def spawned(py_spy: str, parents: dict[int, int]) -> dict[int, dict[str, str]]:
+        asked.append(parents)
+        return {pid: {"RANK": str(pid)} for pid in parents if pid < 30}
+
+    monkeypatch.setattr(stacks, "spawned", spawned)
+    found = {pid: {"parent": pid // 10, "start_ticks": 5, "age_s": 90.0} for pid in (20, 21, 30)}
+    told: processes.Numbers = {}
+    for _ in range(2):
+        assert set(processes._spawned_numbers("py-spy", found, told)) == {20, 21}
+    found[22], found[40] = dict(found[20]), {"parent": 4, "start_ticks": 6, "age_s": 1.0}
+    assert set(processes._spawned_numbers("py-spy", found, told)) == {20, 21, 22}
+    del found[30], found[22]
+    processes._spawned_numbers("py-spy", found, told)
+    assert asked == [{20: 2, 21: 2, 30: 3}, {}, {20: 2, 21: 2, 22: 2, 40: 4}, {40: 4}]
+    assert set(told) == {(20, 5), (21, 5)}, "a young one is asked again, one that has ended is forgotten"
 
 
 def test_a_rank_that_is_not_found_again_lives_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"pid": os.getpid(), "start_ticks": int(processes.stat_fields(os.getpid())[19]), "role": "rank"}
+    start = int(processes.stat_fields(os.getpid())[19])
+    own = {"pid": os.getpid(), "start_ticks": start, "role": "rank"}
     finds = [[own, {"pid": 4194305, "start_ticks": 1, "role": "rank"}], [], []]
-    monkeypatch.setattr(processes, "find", lambda _: (finds.pop(0), {}))
+    looks: list[int] = []
+
+    def find(py_spy: str, told: Any) -> Any:
+        looks.append(1)
+        return (finds[len(looks) - 1] if len(looks) < 4 else []), {"unnumbered": 0}
+
+    monkeypatch.setattr(processes, "find", find)
     monkeypatch.setattr(watch, "LOOK_FOR_RANKS_S", 0.0)
-    ranks = []
+    came = samples_of(lambda _: len(looks) > 4)
+    first = next(number for number, sample in enumerate(came) if "processes" in sample)
+    assert [set(sample["ranks"]) for sample in came[first:]] == [{str(os.getpid())}] * len(came[first:])
+    again = samples_of(lambda came: True, ranks={str(os.getpid()): start, "4194305": 1})
+    assert set(again[0]["ranks"]) == {str(os.getpid())}, "a host that was lost is asked for those that it had"
 
-    def tell(sample: dict[str, Any]) -> None:
-        ranks.append(set(sample["ranks"]))
-        if not finds:
-            raise BrokenPipeError
 
-    monkeypatch.setattr(watch, "emitter", lambda: tell)
-    with pytest.raises(BrokenPipeError):
-        watch.watch({"every_s": 0.01})
-    assert ranks == [{str(os.getpid())}] * 3
+@pytest.mark.parametrize(
+    ("after_s", "read_s"), [({}, 900.0), ({"log_after_s": 700.0}, 700.0), ({"log_after_s": 1e6}, 0.0)]
+)
+def test_a_host_that_is_back_is_asked_for_the_lines_since(
+    after_s: dict[str, float], read_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that was booted anew has a younger clock: all of its log is new."""
+    monkeypatch.setattr(watch, "uptime", lambda: 900.0)
+    asked: list[float] = []
+    monkeypatch.setattr(watch, "_log", lambda since_s: (asked.append(since_s), ({"outcome": "ok"}, since_s))[1])
+    samples_of(lambda came: True, **after_s)
+    assert asked[0] == read_s
+
+
+def test_what_the_next_connection_is_asked_for() -> None:
+    series, _ = watched.series("gpu01", range(2), 2, 3, None, None, 0)
+    last = watched.host_sample(20.0, range(1), 2)
+    del last["processes"]
+    series.take(last, 20.0)
+    assert series.asked() == {"every_s": 5.0, "ranks": {"4000": 100}, "log_after_s": 9e5}
+    assert HostSeries("new", 5.0).asked() == {"every_s": 5.0, "ranks": {}}
 
 
 def test_a_long_watch_does_not_read_all_of_the_journal_again(monkeypatch: pytest.MonkeyPatch) -> None:

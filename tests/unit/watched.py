@@ -12,6 +12,7 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResul
 
 GIB = 1 << 30
 EVERY_S = 5.0
+OOM_FILE = "/sys/fs/cgroup/job/memory.events"
 
 Change = Callable[[float, dict[str, Any]], None]  # seconds since the watch began, the sample: changed in place
 
@@ -19,10 +20,10 @@ Change = Callable[[float, dict[str, Any]], None]  # seconds since the watch bega
 def gpu_sample(index: int) -> dict[str, Any]:
     """A busy H100 in good health."""
     return {
-        "index": index, "utilization_percent": 97, "temperature_c": 61 + index % 3, "power_w": 540.0 + index,
-        "power_limit_w": 700.0, "clock_sm_mhz": 1755, "throttle_reasons": 0x4, "memory_used_bytes": 60 * GIB,
-        "memory_total_bytes": 80 * GIB, "pcie_replays": 67, "ecc_uncorrected_volatile": 0, "nvlink_replays": 0,
-        "nvlink_recoveries": 0, "refused": {},
+        "index": index, "bus_id": f"0000:{index:02x}:00.0", "utilization_percent": 97, "temperature_c": 61 + index % 3,
+        "power_w": 540.0 + index, "power_limit_w": 700.0, "clock_sm_mhz": 1755, "throttle_reasons": 0x4,
+        "memory_used_bytes": 60 * GIB, "memory_total_bytes": 80 * GIB, "pcie_replays": 67, "ecc_uncorrected_volatile": 0,
+        "nvlink_replays": 0, "nvlink_recoveries": 0, "refused": {},
     }  # fmt: skip
 
 
@@ -46,7 +47,8 @@ def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
         "port_rcv_data": int(at_s * 1e9), "port_xmit_data": int(at_s * 1e9), "symbol_error": 0, "port_rcv_errors": 0,
         "port_xmit_discards": 0, "link_error_recovery": 0, "link_downed": 0,
     }  # fmt: skip
-    own = {str(4000 + rank): {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB} for rank in ranks}
+    busy = {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB, "oom_file": OOM_FILE}
+    own = {str(4000 + rank): dict(busy) for rank in ranks}
     return {
         "at_s": at_s,
         "cpu": [int(at_s * 3000), int(at_s * 6400)],
@@ -56,6 +58,7 @@ def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
         "interfaces": {"eth0": {"speed_mbps": 25000, "counters": nic}},
         "ports": {"mlx5_0/1": {"rate": "400 Gb/sec (4X NDR)", "counters": port}},
         "ranks": own,
+        "killed": {OOM_FILE: 3},
         "processes": [rank_process(rank, world, rank - ranks.start) for rank in ranks],
         "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
         "log": {"outcome": "ok", "source": "/dev/kmsg", "total": 0, "first_s": None, "uptime_s": 9e5, "lines": [], "left_off": 0},
@@ -122,8 +125,6 @@ def _facts(
 ) -> HostFacts:  # fmt: skip
     ranks = range(number * 4, number * 4 + 4)
     told, now_s = series(name, ranks, hosts * 4, samples, changes.get(name), gpu_changes.get(name), gpus)
-    if not gpus:
-        told.gpus_why = "no NVIDIA device, driver or library on this host"
     if name in silent:
         told.fall_silent(now_s, silent[name])
         now_s += 60.0

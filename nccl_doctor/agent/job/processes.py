@@ -12,6 +12,7 @@ from nccl_doctor.agent.redaction import redact_text
 
 PROCESSES = 1024  # of jobs, on one host
 MARK = "NCCL_DOCTOR_RUN"  # given to a command by ``run``; whatever inherits it belongs to that command
+STARTED_S = 60.0  # by then torch's mp.spawn has given a process its number
 
 # No other variable of a process leaves the host.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -58,10 +59,14 @@ _WRAPPERS = re.compile(
 )
 
 Processes = List[Dict[str, Any]]
+Numbers = Dict[Tuple[int, int], Dict[str, str]]
 
 
-def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
-    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read."""
+def find(py_spy: str, told: Optional[Numbers] = None) -> Tuple[Processes, Dict[str, Any]]:
+    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read.
+
+    ``told``: who looks again and again keeps here, by process and start, what py-spy told: it is not asked a second time.
+    """
     found: Dict[int, Dict[str, Any]] = {}
     spawned: Dict[int, Dict[str, Any]] = {}
     refused: List[str] = []
@@ -76,8 +81,7 @@ def find(py_spy: str) -> Tuple[Processes, Dict[str, Any]]:
             continue
         if process:
             (spawned if process["spawned"] else found)[int(name)] = process
-    in_order = sorted(spawned, key=lambda pid: (spawned[pid]["start_ticks"], pid))
-    for pid, numbers in stacks.spawned(py_spy, {pid: spawned[pid]["parent"] for pid in in_order}).items():
+    for pid, numbers in _spawned_numbers(py_spy, spawned, {} if told is None else told).items():
         spawned[pid]["environment"].update(numbers)
         found[pid] = dict(spawned[pid], script=_script(_argv(spawned[pid]["parent"])))
     _give_roles(found)
@@ -99,6 +103,21 @@ def bearing(mark: str) -> List[int]:
             if name.isdigit() and (variables.at_start(int(name)) or {}).get(MARK) == mark:
                 found.append(int(name))
     return found
+
+
+def _spawned_numbers(py_spy: str, spawned: Dict[int, Dict[str, Any]], told: Numbers) -> Dict[int, Dict[str, str]]:
+    """The numbers of those that mp.spawn gave some; of parents that have started nobody since, py-spy is not asked."""
+    keys = {pid: (pid, process["start_ticks"]) for pid, process in spawned.items()}
+    new = {process["parent"] for pid, process in spawned.items() if keys[pid] not in told}
+    in_order = sorted(spawned, key=lambda pid: (spawned[pid]["start_ticks"], pid))
+    asked = {pid: spawned[pid]["parent"] for pid in in_order if spawned[pid]["parent"] in new}
+    answers = stacks.spawned(py_spy, asked)
+    for pid in asked:
+        if pid in answers or (py_spy and spawned[pid]["age_s"] > STARTED_S):
+            told[keys[pid]] = answers.get(pid, {})
+    for gone in told.keys() - set(keys.values()):
+        del told[gone]
+    return {pid: told[keys[pid]] for pid in in_order if told.get(keys[pid])}
 
 
 def link(absolute: str) -> str:

@@ -14,9 +14,9 @@ import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from nccl_doctor.agent.probing import read_text, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, read_text, run_command
 
 LIMIT_S = 8.0  # of one process, and
 LOOK_S = 12.0  # of all of one look: where py-spy hangs, the job's other facts must not be lost with its stacks
@@ -45,6 +45,24 @@ def hold(packed: str) -> str:
             stream.write(zlib.decompress(base64.b64decode(packed)))
         _held.append(descriptor)
     return "/proc/%d/fd/%d" % (os.getpid(), _held[0])
+
+
+def program(arguments: Dict[str, Any]) -> Tuple[str, str]:
+    """py-spy to run, or why there is none. Asks the controller for its copy where that one runs here.
+
+    Arguments: ``machine`` (the processor for which the controller has one to send) and ``py_spy`` (that program, packed).
+    """
+    if arguments.get("py_spy"):
+        try:
+            return hold(str(arguments["py_spy"])), ""
+        except (OSError, AttributeError, ValueError) as error:  # no memfd (Linux before 3.17)
+            return "", "the controller's py-spy cannot be held in memory: %s" % error
+    own = find()
+    if own:
+        return own, ""
+    if arguments.get("machine") == machine():
+        raise ProbeTrouble("tool-missing", "no py-spy on this host", {"program": "py-spy"})
+    return "", "no py-spy on this host, and none for %s beside nccl-doctor (pip install py-spy)" % machine()
 
 
 def machine() -> str:

@@ -2,11 +2,11 @@
 
 import os
 import time
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Set
 
 from nccl_doctor.agent.job import connections, processes, readings, stacks, witnesses
 from nccl_doctor.agent.probes.system import memory
-from nccl_doctor.agent.probing import ProbeTrouble, probe
+from nccl_doctor.agent.probing import probe
 
 INTERVAL_S = 3.0
 CHILDREN_STACKS = 64
@@ -19,7 +19,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
     Arguments: ``interval_s`` between the two readings, ``stacks`` (take them), ``machine`` (the processor for which
     the controller has a py-spy to send, if asked for it by ``tool-missing``) and ``py_spy`` (that program, packed).
     """
-    program, no_stacks = _program(arguments)
+    program, no_stacks = stacks.program(arguments) if arguments.get("stacks", True) else ("", "left out")
     found, unread = processes.find(program)
     pids = {role: [item["pid"] for item in found if item["role"] == role] for role in ("rank", "child", "launcher")}
     ranks = pids["rank"]
@@ -52,23 +52,6 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "pressure": readings.pressure(),
         "total_memory": memory(),
     }
-
-
-def _program(arguments: Dict[str, Any]) -> Tuple[str, str]:
-    """py-spy to run, or why there are no stacks. Asks the controller for its copy where that one runs here."""
-    if not arguments.get("stacks", True):
-        return "", "left out"
-    if arguments.get("py_spy"):
-        try:
-            return stacks.hold(str(arguments["py_spy"])), ""
-        except (OSError, AttributeError, ValueError) as error:  # no memfd (Linux before 3.17)
-            return "", "the controller's py-spy cannot be held in memory: %s" % error
-    own = stacks.find()
-    if own:
-        return own, ""
-    if arguments.get("machine") == stacks.machine():
-        raise ProbeTrouble("tool-missing", "no py-spy on this host", {"program": "py-spy"})
-    return "", "no py-spy on this host, and none for %s beside nccl-doctor (pip install py-spy)" % stacks.machine()
 
 
 def _look(pids: List[int], inodes: Dict[int, Set[int]], program: str, with_stacks: List[int]) -> Dict[str, Any]:

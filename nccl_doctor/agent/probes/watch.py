@@ -2,10 +2,12 @@
 
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from nccl_doctor.agent import isolated, nvml
-from nccl_doctor.agent.job import processes, readings
+from nccl_doctor.agent.cgroups import oom_file_of, oom_kills
+from nccl_doctor.agent.job import processes, readings, stacks
 from nccl_doctor.agent.probes import gpu, infiniband, interfaces, kernel_log, system
 from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, listed, path, probe, uptime, whole_number
 
@@ -26,32 +28,77 @@ _PORT_COUNTERS = (
 )
 
 
+class _Known(NamedTuple):
+    """A rank: when it was started, and the file that counts what is killed in its group for want of memory."""
+
+    start_ticks: int
+    oom_file: str
+
+
+class _Look:
+    """Looks for ranks beside the samples: all of /proc, and py-spy, may take longer than a sample may."""
+
+    def __init__(self, arguments: Dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._py_spy, _ = stacks.program({**arguments, "machine": ""})
+        self._told: processes.Numbers = {}
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: Any = None  # a Future: there is no subscript for it before Python 3.9
+        self._due_s = 0.0
+
+    def begin(self, now_s: float, wait_s: float) -> bool:
+        """Begin one if it is due, and wait a little: mostly it is done then."""
+        if self._under_way is not None or now_s < self._due_s:
+            return False
+        self._due_s = now_s + LOOK_FOR_RANKS_S
+        self._under_way = self._pool.submit(processes.find, self._py_spy, self._told)
+        wait([self._under_way], wait_s)
+        return True
+
+    def found(self) -> Optional[Tuple[processes.Processes, Dict[str, Any]]]:
+        """What one that has ended found, once. Asks for the controller's py-spy where there is none, and some need it."""
+        if self._under_way is None or not self._under_way.done():
+            return None
+        (found, unread), self._under_way = self._under_way.result(), None
+        if unread["unnumbered"] and not self._py_spy:
+            stacks.program(self._arguments)
+        for process in found:
+            process.pop("dump_prefixes", None)
+        return found, unread
+
+
 @probe("watch", "watch", limit_s=LONGEST_S)
 def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """CPU, memory, interfaces, RDMA ports, ranks and new lines of the kernel log, every ``every_s`` seconds.
 
-    Never returns: who asked hangs up.
+    Where the host is asked again: ``ranks`` that were found before (process -> start), and ``log_after_s``, the second
+    since boot up to which the kernel log was read. ``machine`` and ``py_spy``: as of :func:`stacks.program`, which is
+    asked where there are processes whose rank stands in no variable. Never returns: who asked hangs up.
     """
     every_s = float(arguments.get("every_s", EVERY_S))
     tell = emitter()
+    up_s = uptime() or 0.0
+    log_s = float(arguments.get("log_after_s", up_s))
+    log_s = log_s if log_s <= up_s else 0.0  # it was booted anew
+    look = _Look(arguments)
+    known = {int(pid): _Known(ticks, oom_file_of(int(pid))) for pid, ticks in arguments.get("ranks", {}).items()}
     nics: List[str] = []
-    known: Dict[int, int] = {}  # rank -> when it was started
-    looked_s = 0.0
-    log_s = uptime() or 0.0
     while True:
         started = time.monotonic()
         sample: Dict[str, Any] = {"at_s": started, **_host(), "ports": _ports()}
-        if not looked_s or started - looked_s >= LOOK_FOR_RANKS_S:
-            looked_s, nics = started, _interfaces()
-            found, unread = processes.find("")
-            for process in found:
-                process.pop("dump_prefixes", None)
+        if look.begin(started, every_s / 5):
+            nics = _interfaces()
+        if told := look.found():
+            found, unread = told
             # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
-            known.update({item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"})
+            ranks = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
+            known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
             sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
         sample["interfaces"] = {name: _interface(name) for name in nics}
-        sample["ranks"] = {str(pid): told for pid, ticks in known.items() for told in [_rank(pid, ticks)] if told}
-        known = {pid: ticks for pid, ticks in known.items() if str(pid) in sample["ranks"]}
+        sample["ranks"] = {str(pid): one for pid, rank in known.items() for one in [_rank(pid, rank)] if one}
+        # Read after the host's own count, so that of a kill in between nobody says that it was another job's.
+        sample["killed"] = {file: oom_kills(file) for file in {oom_file for _, oom_file in known.values()} if file}
+        known = {pid: rank for pid, rank in known.items() if str(pid) in sample["ranks"]}
         sample["log"], log_s = _log(log_s)
         sample["cost_s"] = sum(os.times()[:4])
         tell(sample)
@@ -87,11 +134,11 @@ def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
         on_report=take,
     )
     if "failed" in last:
-        raise ProbeTrouble("failed", "%s: %s" % (last["failed"]["call"], last["failed"]["text"]))
+        failed = last["failed"]
+        raise ProbeTrouble("failed", "%s: %s" % (failed["call"], failed["text"]), failed)
     where = last.get("at", "start") + ("" if last.get("gpu") is None else " of GPU %d" % last["gpu"])
-    raise ProbeTrouble(
-        answer.outcome if answer.outcome != "ok" else "failed", "NVML call %s %s" % (where, answer.detail)
-    )
+    outcome = answer.outcome if answer.outcome != "ok" else "failed"
+    raise ProbeTrouble(outcome, "NVML call %s %s" % (where, answer.detail), {"call": where, "code": None})
 
 
 def _host() -> Dict[str, Any]:
@@ -140,26 +187,33 @@ def _interface(name: str) -> Dict[str, Any]:
 
 
 def _ports() -> Dict[str, Any]:
-    """RDMA device and port -> rate and counters; the amounts of data are in units of four bytes."""
+    """RDMA device and port -> rate and counters; ``port_..._data`` in units of four bytes.
+
+    A driver without the standard counters (EFA's, drivers/infiniband/hw/efa/efa_verbs.c) has the bytes in its own.
+    """
     found = {}
     for device in listed("/sys/class/infiniband"):
         for number in infiniband.ports_of(device):
             base = "/sys/class/infiniband/%s/ports/%s" % (device, number)
             counters = {name: whole_number(first_line("%s/counters/%s" % (base, name))) for name in _PORT_COUNTERS}
+            if counters["port_rcv_data"] is None:
+                own = {name: whole_number(first_line("%s/hw_counters/%s" % (base, name))) for name in _NIC_COUNTERS[:2]}
+                counters.update(own)
             found["%s/%s" % (device, number)] = {"rate": first_line(base + "/rate"), "counters": counters}
     return found
 
 
-def _rank(pid: int, start_ticks: int) -> Optional[Dict[str, Any]]:
+def _rank(pid: int, known: _Known) -> Optional[Dict[str, Any]]:
     """State, CPU time and resident memory of a rank; None where it has ended."""
     fields = processes.stat_fields(pid)
-    if fields is None or int(fields[19]) != start_ticks or fields[0] in "ZX":
+    if fields is None or int(fields[19]) != known.start_ticks or fields[0] in "ZX":
         return None
     ticks = float(os.sysconf("SC_CLK_TCK"))
     return {
         "state": fields[0],
         "cpu_s": (int(fields[11]) + int(fields[12])) / ticks,
         "resident_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        "oom_file": known.oom_file,
     }
 
 

@@ -1,0 +1,272 @@
+"""Quantities of a host, its GPUs, interfaces and ranks over time, each folded as its samples come until it is small."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from nccl_doctor.facts.watch import Gap, GpuSeries, Level, NicSeries, Points, RankSeries
+from nccl_doctor.rules.nvidia import LOST, reasons
+from nccl_doctor.rules.units import duration
+
+G = TypeVar("G", bound=Gap)
+
+BUSY_PERCENT = 50  # of utilisation, in one sample
+FULL_SHARE = 0.9  # of an interface's rate: headers and pauses take the rest
+THROTTLES = 0x20 | 0x40 | 0x80 | 0x08  # a power cap is normal under load
+AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
+POINTS = 120
+GAPS = 500
+_GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries")
+
+
+class Running:
+    """Mean, least and most of all that was added."""
+
+    def __init__(self) -> None:
+        self.samples, self._total, self._low, self._high = 0, 0.0, 0.0, 0.0
+        self.last: float | None = None
+
+    def add(self, value: float | None) -> None:
+        """One more; None is none."""
+        if value is None:
+            return
+        self._low = min(self._low, value) if self.samples else value
+        self._high = max(self._high, value) if self.samples else value
+        self.samples, self._total, self.last = self.samples + 1, self._total + value, value
+
+    def level(self) -> Level | None:
+        """None where nothing was added."""
+        if not self.samples:
+            return None
+        return Level(self.samples, round(self._total / self.samples, 6), round(self._low, 6), round(self._high, 6))
+
+
+class Cost:
+    """CPU time of a process of ours, in percent of one CPU."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.percent = Running()
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """``at_s`` and ``cost_s`` of a sample; less of the latter than before is another process."""
+        at_s, cost_s = float(sample["at_s"]), float(sample["cost_s"])
+        if self._last and at_s > self._last[0] and cost_s >= self._last[1]:
+            self.percent.add(100 * (cost_s - self._last[1]) / (at_s - self._last[0]))
+        self._last = at_s, cost_s
+
+
+class Series:
+    """A quantity over time in at most ``POINTS`` points: when they are full, each two become one."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float, float]] = []  # samples, sum of times, sum of values
+        self._width = 1
+
+    def add(self, at_s: float, value: float) -> None:
+        """One more sample."""
+        if self._points and self._points[-1][0] < self._width:
+            count, times, values = self._points.pop()
+            self._points.append((count + 1, times + at_s, values + value))
+            return
+        if len(self._points) >= POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in pairs]
+            self._width *= 2
+        self._points.append((1, at_s, value))
+
+    def points(self) -> Points:
+        """The mean time and value of each point."""
+        return tuple((round(times / count, 3), round(values / count, 3)) for count, times, values in self._points)
+
+
+class Rises:
+    """By how much counters rose; one that fell was reset, and counts on from there."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self.sums: dict[str, int] = {}
+
+    def add(self, name: str, value: int | None) -> int:
+        """The rise since the last reading."""
+        if value is None:
+            return 0
+        rise = max(0, value - self._last.get(name, value))
+        self._last[name] = value
+        self.sums[name] = self.sums.get(name, 0) + rise
+        return rise
+
+
+class Silence(Generic[G]):
+    """The times in which nothing was told: the one that goes on, and those that are over."""
+
+    def __init__(self) -> None:
+        self.now: G | None = None
+        self._over: deque[G] = deque(maxlen=GAPS)
+
+    def begin(self, gap: G) -> bool:
+        """It goes on from ``gap.from_s``. Whether that is new."""
+        if self.now is not None:
+            return False
+        self.now = gap
+        return True
+
+    def end(self, now_s: float) -> str:
+        """How long it lasted, in words; empty where there was none."""
+        if self.now is None:
+            return ""
+        gap, self.now = self.now, None
+        self._over.append(msgspec.structs.replace(gap, to_s=round(now_s, 1), open=False))
+        return duration(now_s - gap.from_s)
+
+    def gaps(self, now_s: float) -> tuple[G, ...]:
+        """All of them, at the end of the watch."""
+        if self.now is None:
+            return tuple(self._over)
+        return (*self._over, msgspec.structs.replace(self.now, to_s=round(max(now_s, self.now.from_s), 1), open=True))
+
+
+class GpuFold:
+    def __init__(self, index: int, bus_id: str | None) -> None:
+        self.index, self.bus_id = index, bus_id
+        self.seen_s: float | None = None  # the last sample that told something
+        self.silence = Silence[Gap]()
+        self.samples = self.busy = self.throttle_known = 0
+        self.now: Mapping[str, Any] = {}  # the last sample; empty once no more come
+        self.limits: dict[str, Any] = {}
+        self.levels = {
+            name: Running()
+            for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz", "memory_share")
+        }
+        self.throttled: dict[str, int] = {}
+        self.rises = Rises()
+        self.refused: dict[str, str] = {}
+        self._throttled_s: dict[str, float] = {}
+
+    def miss(self, why: str, now_s: float) -> Iterator[tuple[str, str]]:
+        """NVML gave a sample that tells nothing of it."""
+        self.now = {}
+        from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
+        if self.silence.begin(Gap(from_s, from_s, why)):
+            yield "gpu-lost", f"GPU {self.index} does not answer the driver: {why}"
+
+    def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
+        """Kind and text of what begins with this sample. Idle times count while a job runs."""
+        if why := _lost(told):
+            yield from self.miss(why, now_s)
+            return
+        if lasted := self.silence.end(now_s):
+            yield "gpus", f"GPU {self.index} answers again, after {lasted}"
+        self.now, self.samples, self.seen_s = told, self.samples + 1, now_s
+        self.limits.update({name: told[name] for name in ("power_limit_w", "memory_total_bytes") if name in told})
+        lacking = {name: why for name, why in self.refused.items() if why != "not supported"}
+        self.refused = {**{str(name): str(why) for name, why in told["refused"].items()}, **lacking}
+        use, used, total = (
+            told.get(name) for name in ("utilization_percent", "memory_used_bytes", "memory_total_bytes")
+        )
+        self.levels["utilization_percent"].add(use if job_runs else None)
+        self.levels["memory_share"].add(used / total if used is not None and total else None)
+        for name in _GPU_COUNTERS:
+            self.rises.add(name, told.get(name))
+        if use is None or use < BUSY_PERCENT:
+            return
+        self.busy += 1
+        for name in ("temperature_c", "power_w", "clock_sm_mhz"):
+            self.levels[name].add(told.get(name))
+        mask = told.get("throttle_reasons")
+        self.throttle_known += mask is not None
+        for bit in (1 << number for number in range(10) if (mask or 0) >> number & 1):
+            self.throttled[str(bit)] = self.throttled.get(str(bit), 0) + 1
+        words = ", ".join(reasons((mask or 0) & THROTTLES))
+        if words:
+            if now_s - self._throttled_s.get(words, -AGAIN_S) >= AGAIN_S:
+                heat = "" if told.get("temperature_c") is None else f", {told['temperature_c']} C"
+                clock = "" if told.get("clock_sm_mhz") is None else f", SM clock {told['clock_sm_mhz']} MHz"
+                yield "throttle", f"GPU {self.index} is throttled: {words}{heat}{clock}"
+            self._throttled_s[words] = now_s
+
+    def series(self, now_s: float) -> GpuSeries:
+        """All of it, folded."""
+        return GpuSeries(
+            self.index, self.bus_id, self.samples, self.busy, **{name: level.level() for name, level in self.levels.items()},
+            power_limit_w=self.limits.get("power_limit_w"), memory_total_bytes=self.limits.get("memory_total_bytes"),
+            throttled=self.throttled, throttle_known=self.throttle_known, rises=self.rises.sums, refused=self.refused,
+            gaps=self.silence.gaps(now_s),
+        )  # fmt: skip
+
+
+def _lost(told: Mapping[str, Any]) -> str:
+    """What NVML says of a GPU that is lost (some answers may still come from what it has kept), or of which each call failed.
+
+    Empty where it is there.
+    """
+    errors = [str(why) for why in told["refused"].values() if why not in ("not supported", "not permitted")]
+    silent = not told.keys() - {"index", "bus_id", "refused"}
+    return next((why for why in errors if LOST in why or silent), "")
+
+
+class NicFold:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rate: float | None = None
+        self.received, self.sent, self.rises = Running(), Running(), Rises()
+        self.full = 0
+        self.gone_s: float | None = None
+        self._last: tuple[float, int, int] | None = None
+
+    def miss(self, now_s: float) -> Iterator[tuple[str, str]]:
+        """It is not there (any more)."""
+        if self.gone_s is None:
+            self.gone_s = round(now_s, 1)
+            yield "link", f"{self.name} is gone"
+
+    def take(self, counters: Mapping[str, Any], rate: float | None, at_s: float) -> Iterator[tuple[str, str]]:
+        """Kind and text of what happened since the last sample; ``at_s``: by the host's own clock."""
+        self.rate, self.gone_s = rate, None
+        received, sent = counters.get("rx_bytes"), counters.get("tx_bytes")
+        if received is not None and sent is not None:
+            if self._last and at_s > self._last[0] and received >= self._last[1] and sent >= self._last[2]:
+                seconds = at_s - self._last[0]
+                rates = (received - self._last[1]) / seconds, (sent - self._last[2]) / seconds
+                self.received.add(rates[0])
+                self.sent.add(rates[1])
+                self.full += bool(rate) and max(rates) >= FULL_SHARE * (rate or 0)
+            self._last = at_s, received, sent
+        for name, value in counters.items():
+            rise = 0 if name in ("rx_bytes", "tx_bytes") else self.rises.add(name, value)
+            if rise and name in ("losses", "link_downed"):
+                yield "link", f"the link of {self.name} went down ({rise} times)"
+
+    def series(self) -> NicSeries:
+        """All of it, folded."""
+        return NicSeries(
+            self.name, self.rate, self.received.level(), self.sent.level(), self.full, self.rises.sums, self.gone_s
+        )
+
+
+class RankFold:
+    def __init__(self, pid: int, now_s: float) -> None:
+        self.pid, self.first_s, self.last_s = pid, round(now_s, 3), now_s
+        self.samples = 0
+        self.cpu, self.resident = Running(), Series()
+        self.ended_s: float | None = None
+        self.oom_file = ""
+        self.reading: tuple[float, float, str] | None = None  # by the host's clock: when, CPU time, state
+
+    def take(self, told: Mapping[str, Any], at_s: float, now_s: float) -> None:
+        """One sample."""
+        if self.reading and at_s > self.reading[0]:
+            self.cpu.add(100 * (told["cpu_s"] - self.reading[1]) / (at_s - self.reading[0]))
+        self.reading = at_s, told["cpu_s"], told["state"]
+        self.oom_file = str(told["oom_file"])
+        self.resident.add(now_s, told["resident_bytes"])
+        self.last_s, self.samples = round(now_s, 3), self.samples + 1
+
+    def series(self) -> RankSeries:
+        """All of it, folded."""
+        cpu, resident = self.cpu.level(), self.resident.points()
+        return RankSeries(self.pid, self.samples, self.first_s, self.last_s, self.ended_s, cpu, resident, self.oom_file)
