@@ -24,8 +24,10 @@ _NAMES = (
     r"credentials?|auth[_-]?key|encryption[_-]?key|session[_-]?key|cookie|signature|sig|sas|jwt)"
     r"(?:[_-](?:id|key|token|value|b64|base64))?"
 )
-# Training logs count tokens; no token that opens anything is a short number.
-_COUNT = r"(?!tokens?[\"']?[\s=:]{1,8}[0-9][0-9.,eE+]{0,14}(?![^\s,;|)}\]\"']))"
+# Counts of tokens, as training logs (tokens=4096) and inference servers (#token: 17, #new-token: 8) tell them.
+_COUNT = (
+    r"(?!(?:tokens|(?:(?<=#)|(?<=#new-)|(?<=#cached-))token)[\"']?[\s=:]{1,8}[0-9][0-9.,eE+]{0,14}(?![^\s\"',;&)}\]]))"
+)
 # Also a value of which an earlier rule has hidden the beginning.
 _VALUE = r"(?P<q>[\"']?)(?:(?<=[\"'])[^\"'\r\n]{1,4096}|\[redacted\][^\s\"',;&)}\]]{0,4096}|[^\s\"',;&)}\]]{1,4096})"
 

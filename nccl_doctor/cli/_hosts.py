@@ -253,8 +253,10 @@ def check_program(command: Sequence[str]) -> None:
     """Stop where a command cannot be run, before anything else is done."""
     if "{" in command[0] or shutil.which(command[0]):
         return
-    needs = "a script, behind --, needs its interpreter before it" if Path(command[0]).is_file() else ""
-    needs = needs or "a command, behind --, must be in PATH"
+    script = Path(command[0]).is_file()
+    needs = (
+        "a script, behind --, needs its interpreter before it" if script else "a command, behind --, must be in PATH"
+    )
     stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS; {needs}")
 
 

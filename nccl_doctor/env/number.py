@@ -32,7 +32,8 @@ def has_digits(text: str) -> bool:
 
 def is_number(text: str) -> bool:
     """Whether all of the text is read (blanks around it do no harm)."""
-    return has_digits(text) and _NUMBER.fullmatch(text.rstrip()) is not None
+    match = _NUMBER.fullmatch(text.rstrip())
+    return bool(match and match[2])
 
 
 def fits(text: str) -> bool:

@@ -7,7 +7,7 @@ import re
 
 Version = tuple[int, ...]
 
-_TEXT = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+_TEXT = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:(?:[-+._]|(?:a|b|rc)\d)[\w.+-]*)?")
 
 
 @functools.lru_cache(1024)  # a fleet has few versions, and each is compared with those of all variables on each host
@@ -22,7 +22,7 @@ def parse(text: str) -> Version:
         # NCCL counts major*10000 + minor*100 + patch since 2.9, major*1000 + minor*100 + patch before.
         scale = 10000 if number >= 10000 else 1000
         return (number // scale, number % scale // 100, number % 100)
-    match = _TEXT.match(text)
+    match = _TEXT.fullmatch(text)
     if not match:
         raise ValueError(f"not a version: {text!r} (expected such as 2.21.5)")
     return tuple(int(part) for part in match.groups() if part is not None)

@@ -87,6 +87,11 @@ def test_one_log() -> None:
     assert log.init_complete
 
 
+def test_nccls_own_network_and_tuner_are_no_plugins() -> None:
+    log = read(info("NET/Plugin: Using internal network plugin.", "TUNER/Plugin: Using internal tuner plugin."))
+    assert (log.net_plugin, log.tuner) == ("", "")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nccl_doctor.agent.collective import launch
+from nccl_doctor.agent.collective import launch, patterns
 from nccl_doctor.agent.collective.operations import OPERATIONS, Checker, Me, allocate
 from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.facts.collectives import Collectives
@@ -135,14 +135,22 @@ def test_the_check_counts_a_wrong_element(name: str) -> None:
         expected = checker._expected(count)
         untouched = checker.wrong(buffers, count)
         assert untouched == sum(length for _, length, _ in expected)  # poison: nothing arrived, all of it is wrong
-        from nccl_doctor.agent.collective import patterns
-
         for start, length, tile in expected:
             patterns.fill(buffers.receive[start : start + length], tile)
         assert checker.wrong(buffers, count) == 0
         if expected:
             buffers.receive[expected[-1][0] + 69999] += 1
             assert checker.wrong(buffers, count) == 1
+
+
+def test_in_place_what_a_broadcast_leaves_as_it_was_is_wrong_on_all_but_the_root() -> None:
+    operation, count = OPERATIONS["broadcast"], 70000
+    for rank, wrong in ((0, 0), (1, count)):
+        me = Me(rank, 2, 0)
+        buffers = allocate(torch.empty, operation, "in", count, me)
+        checker = Checker(torch, operation, "float32", "sum", me, 7)
+        checker.prepare("in", buffers)
+        assert checker.wrong(buffers, count) == wrong
 
 
 def test_matrices_beyond_the_memory_are_refused_and_calls_beyond_the_time_skipped() -> None:

@@ -31,6 +31,7 @@ CANARIES = [
     f"export WANDB_API_KEY={C}",
     f"HF_TOKEN={C}",
     f"--token {C}",
+    f"api_tokens: 12|{C}",
     f"--password={C}",
     f"--api-key '{C}'",
     f"password: {C}",
@@ -66,6 +67,11 @@ def test_no_canary_survives(text: str) -> None:
         assert "CANARY" not in hidden, hidden
         assert HIDDEN in hidden
         assert redact_text(hidden).count("CANARY") == 0
+
+
+@pytest.mark.parametrize("text", ["api_token=123456", "X-Auth-Token: 123456", "--hf-token 123456", "token=123456"])
+def test_one_token_is_a_secret_even_if_it_is_a_number(text: str) -> None:
+    assert redact_text(text) == text.replace("123456", HIDDEN)
 
 
 @pytest.mark.parametrize(

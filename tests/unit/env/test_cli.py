@@ -266,9 +266,10 @@ def test_recommend_tells_of_a_host_that_was_lost(tmp_path: Path, format: str) ->
     hosts = HostFacts("gpu01", Reach(ReachOutcome.OK)), HostFacts("gpu02", Reach(ReachOutcome.TIMED_OUT, silent))
     file = tmp_path / "lost.ndb"
     bundles.write(Bundle(BUNDLE_SCHEMA, "test", "2026-11-21T00:00:00+00:00", Plan(), hosts), file)
-    done = run("recommend", "--from", str(file), "--format", format)
+    done = run("recommend", "--from", str(file), "--format", format, "--nccl-version", "2.17.1")
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 4 and f"gpu02 was not reached: {silent}" in said, said
+    assert format == "shell" or "NCCL 2.17.1" in said, said
 
 
 def test_a_quoted_line_that_is_cut_says_so(tmp_path: Path) -> None:

@@ -171,13 +171,16 @@ def test_far_names_get_no_suggestion() -> None:
         ("22105", (2, 21, 5)),
         ("2708", (2, 7, 8)),
         ("2.21", (2, 21)),
+        ("2.13.0a0+git1a2b3c", (2, 13, 0)),
+        ("2.7.0.dev20250310+cu128", (2, 7, 0)),
+        ("2.4rc3", (2, 4)),
     ],
 )
 def test_versions(text: str, version: tuple[int, ...]) -> None:
     assert versions.parse(text) == version
 
 
-@pytest.mark.parametrize("text", ["", "two", "latest", "2"])
+@pytest.mark.parametrize("text", ["", "two", "latest", "2", "2.2O", "2.19.3,2.20", "2.18 2.19"])
 def test_what_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a version"):
         versions.parse(text)

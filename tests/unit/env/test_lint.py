@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nccl_doctor.env import lint
+from nccl_doctor.env import lint, number
 from nccl_doctor.env.assignments import Assignment, How, is_ours
 
 
@@ -18,6 +18,23 @@ def said(variables: Mapping[str, str | None], nccl: str = "", torch: str = "", h
     ]
     found = lint.lint(items, nccl, torch)
     return [f"{item.severity.value} {item.id.removeprefix(f'{lint.AREA}.')}" for item in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (" 4 ", True),
+        ("0x10", True),
+        ("-1", True),
+        ("4M", False),
+        ("08", False),
+        ("4 5", False),
+        ("", False),
+        ("-", False),
+    ],
+)
+def test_a_number_is_read_to_its_end(text: str, whole: bool) -> None:
+    assert number.is_number(text) is whole
 
 
 @pytest.mark.parametrize(
