@@ -14,7 +14,7 @@ from nccl_doctor.explain.lines import by_file, hosts_of, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import PORT_RATE
-from nccl_doctor.explain.signatures.links import BIT_ERRORS, LANES
+from nccl_doctor.explain.signatures.links import BIT_ERRORS, LANES, SLOT
 
 _HALF = 0.5  # of its kind's: no noise, and a kind of its own where it is on purpose
 _QUARTER = 0.25
@@ -34,10 +34,11 @@ def port_of_lower_rate(case: Case) -> Iterable[Candidate]:
     Ports of Ethernet have as many lanes as their speed needs, and an adapter of another purpose is slower on each host.
     """
     ethernet = {place(port) for hit in case.hits("port-ethernet") if (port := _above(hit, case.hits("port-rate")))}
+    down = {(hit.file, hit.line + below) for hit in case.hits("port-state-down") for below in (1, 2, 3)}
     ports: dict[str, list[tuple[int, int, Hit]]] = {}
     for hit in case.hits("port-rate"):
         found, head = PORT_RATE.search(hit.text), _above(hit, case.hits("port-listed"))
-        if found and place(hit) not in ethernet:
+        if found and place(hit) not in ethernet | down:  # one that is down tells the lowest rate of all
             rate, lanes = int(found[1] or found[2]), int(found[3] or 0)
             ports.setdefault(head.groups["device"] if head else "", []).append((rate, lanes, hit))
     fastest = max((rate for listed in ports.values() for rate, _, _ in listed), default=0)
@@ -59,29 +60,29 @@ def port_of_lower_rate(case: Case) -> Iterable[Candidate]:
             yield Candidate("net.slow", 0.72, title, [*proof[:4], *heads[:4], *others], hosts=hosts_of(proof))
 
 
+def _slots(case: Case, name: str) -> list[tuple[float, Hit]]:
+    """What the kernel tells of the PCIe bandwidth of network adapters, in Gb/s."""
+    return [(float(found[1]), hit) for hit in case.hits(name) if (found := SLOT.search(hit.text))]
+
+
 @diagnosis
 def adapter_in_a_narrow_slot(case: Case) -> Iterable[Candidate]:
     """The kernel finds less PCIe bandwidth for an adapter than it could use, and its neighbours of the same kind have all of it."""
-    whole = {float(hit.groups["available"]) for hit in case.hits("pcie-whole")}
-    for hit in case.hits("pcie-limited"):
-        has, could = float(hit.groups["available"]), float(hit.groups["capable"])
-        if has <= _HALF * could and (could in whole or complaints(case)):
+    for has, hit in _slots(case, "pcie-limited"):
+        could, complaint = float(hit.groups["capable"]), complaints(case)
+        others = [other for whole, other in _slots(case, "pcie-whole") if whole == could]
+        if has <= _HALF * could and (others or complaint):
             title = f"an adapter has {has:.0f} Gb/s of PCIe ({hit.groups['speed']}), and could use {could:.0f} Gb/s"
-            others = [one for one in case.hits("pcie-whole") if float(one.groups["available"]) == could]
-            proof = [hit, *others[:1], *complaints(case)[:2], *case.hits("busbw-row")[-1:]]
+            proof = [hit, *others[:1], *complaint[:2], *case.hits("busbw-row")[-1:]]
             yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of([hit]))
 
 
 def _cells(heading: str, row: str) -> dict[str, str]:
     """A row of nvidia-smi's CSV by its columns' names, which the heading tells, or the command."""
-    asked = heading.partition("--query-gpu=")[2]
-    names = asked.split()[0].split(",") if asked.split() else heading.split(",")
-    cells = row.split(",")
-    return (
-        {name.strip(): cell.strip() for name, cell in zip(names, cells, strict=False)}
-        if len(names) == len(cells)
-        else {}
-    )
+    asked = heading.partition("--query-gpu=")[2].split()
+    names = asked[0].split(",") if asked else heading.split(",")
+    # What others put before a line stands before the first cell.
+    return {name.strip(): cell.strip() for name, cell in zip(names[::-1], row.split(",")[::-1], strict=False)}
 
 
 def _lanes(case: Case) -> Iterable[tuple[str, int, int, Hit]]:
@@ -97,7 +98,8 @@ def _lanes(case: Case) -> Iterable[tuple[str, int, int, Hit]]:
         most = max((now for _, now, _ in told), default=0)
         for cells, now, row in told:
             could = cells.get("pcie.link.width.max", "")
-            yield cells.get("index", ""), now, int(could) if could.isdigit() else most, row
+            gpu = cells.get("index", "").rpartition(" ")[2]
+            yield gpu, now, int(could) if could.isdigit() else most, row
     widest = 0
     for hit in case.hits("pcie-lanes"):
         found = LANES.search(hit.text)
@@ -116,7 +118,7 @@ def gpu_on_few_lanes(case: Case) -> Iterable[Candidate]:
     few = [(gpu, now, could, hit) for gpu, now, could, hit in _lanes(case) if 0 < now <= _QUARTER * could]
     if few:
         gpu, now, could, _ = few[0]
-        title = f"GPU {gpu or '(one)'} is on {now} of its {could} PCIe lanes: all that it exchanges goes over them"
+        title = f"{f'GPU {gpu}' if gpu else 'a GPU'} is on {now} of its {could} PCIe lanes: all that it exchanges goes over them"
         heads = case.hits("pcie-table")[:1]
         yield Candidate(
             "net.slow", 0.7, title, [*(hit for *_, hit in few[:6]), *heads], hosts=hosts_of(hit for *_, hit in few)
@@ -184,7 +186,7 @@ def collapse_at_large_sizes(case: Case) -> Iterable[Candidate]:
 
 
 _GBIT = {"Gb/sec": 1.0, "MB/sec": 0.008, "MiB/sec": 0.00839}
-_PERFTEST_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\d+\.\d+\s+(\d+\.\d+)")
+_PERFTEST_ROW = re.compile(r"(?:^|\s)(\d+)\s+\d+\s+\d+\.\d+\s+(\d+\.\d+)(?!\S)")
 
 
 @diagnosis
@@ -195,7 +197,7 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
         (float(found[2]) * _GBIT.get(head.groups["unit"].partition("]")[0], 0.0), row)
         for head in headings
         for row in below(head, headings, case.hits("perftest-table-rows"))
-        if (found := _PERFTEST_ROW.match(row.text)) and int(found[1]) >= 1 << 16
+        if (found := _PERFTEST_ROW.search(row.text)) and int(found[1]) >= 1 << 16
     ]
     speeds = [
         (float(hit.groups.get("speed") or 0) / 1000, hit) for hit in case.hits("link-speed") if "Mb/s" in hit.text
@@ -203,7 +205,7 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
     speeds += [
         (float(found[1] or found[2]), hit) for hit in case.hits("port-rate") if (found := PORT_RATE.search(hit.text))
     ]
-    slots = [(float(hit.groups["available"]), hit) for hit in case.hits("pcie-whole", "pcie-limited")]
+    slots = _slots(case, "pcie-whole") + _slots(case, "pcie-limited")
     links = [(speed, hit) for speed, hit in speeds if speed > 0]
     best, row = max(tests, key=lambda test: test[0], default=(0.0, None))
     speed, listed = min((*links, *slots), key=lambda link: link[0], default=(0.0, None))
@@ -212,7 +214,10 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.66, title, [row, listed, *headings[:1], *case.hits("busbw-row")[-1:]])
 
 
-_PAIR = re.compile(r"^\W*([A-Za-z][\w.-]*?)\s*(?:,|<?-+>|\s)\s*([A-Za-z][\w.-]*?)[\s,:]+(\d+(?:\.\d+)?)\b")
+_PAIR = re.compile(
+    r"(?:^|\s)([A-Za-z][\w.-]{0,80}?)\s{0,8}(?:,|<?-{1,3}>|\s)\s{0,8}([A-Za-z][\w.-]{0,80}?)[\s,:]{1,40}(\d{1,6}(?:\.\d{1,6})?)"
+    r"(?:\s?G[Bb]\S{0,8})?(?:\s+#.*)?\s*$"
+)
 _FEWEST = 4  # hosts: of fewer, which one is odd cannot be told
 _LOWER = 0.7  # of what the others reach
 
@@ -224,12 +229,12 @@ def host_slow_in_every_pair(case: Case) -> Iterable[Candidate]:
     headings = case.hits("pairs-table")
     for head in headings:
         rows = below(head, headings, case.hits("pairs-table-rows"))
-        pairs = [(found[1], found[2], float(found[3]), row) for row in rows if (found := _PAIR.match(row.text))]
+        pairs = [(found[1], found[2], float(found[3]), row) for row in rows if (found := _PAIR.search(row.text))]
         hosts = {host for one, other, _, _ in pairs for host in (one, other)}
         for host in sorted(hosts) if len(hosts) >= _FEWEST else ():
             its = [(speed, row) for one, other, speed, row in pairs if host in (one, other)]
             others = [speed for one, other, speed, _ in pairs if host not in (one, other)]
             if len(its) > 1 and others and max(speed for speed, _ in its) < _LOWER * min(others):
                 usual = statistics.median(others)
-                title = f"every pair with {host} reaches {max(speed for speed, _ in its):g} GB/s at most, the others {usual:g}"
+                title = f"each pair that it is of reaches {max(speed for speed, _ in its):g} GB/s at most, the others {usual:g}"
                 yield Candidate("net.slow", 0.7, title, [*(row for _, row in its[:5]), head], hosts={host})

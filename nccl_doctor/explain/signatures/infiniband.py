@@ -297,6 +297,7 @@ says(
         re.search(r"\w State: ", line) is None  # of a program
         and not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
     ),
+    every=True,  # of which port, the lines around tell
 )
 says(
     "roce-gid-missing",

@@ -6,18 +6,19 @@ import re
 
 from nccl_doctor.explain.signatures import says
 
-ADAPTERS = re.compile(r"\b(?:mlx[45]\w*|bnxt_en|ice|irdma|ionic|efa|hfi1|cxgb4|qede|enic) ")
+# Of a network adapter: Linux says the same of disks and GPUs.
+SLOT = re.compile(
+    r"\b(?:mlx[45]\w*|bnxt_en|ice|irdma|ionic|efa|hfi1|cxgb4|qede|enic) .{0,40}?(\d+\.\d+) Gb/s available"
+)
 says(
     "pcie-limited",
-    " {available:num} Gb/s available PCIe bandwidth, limited by {speed} link at {at:word} (capable of {capable:num} Gb/s",
+    " Gb/s available PCIe bandwidth, limited by {speed} link at {at:word} (capable of {capable:num} Gb/s",
     why="Linux (pcie_print_link_status): an adapter's slot, or a bridge above it, carries less than the adapter could.",
-    where=lambda groups, line: ADAPTERS.search(line) is not None,
 )
 says(
     "pcie-whole",
-    " {available:num} Gb/s available PCIe bandwidth (",
+    " Gb/s available PCIe bandwidth (",
     why="Linux (pcie_print_link_status): an adapter's PCIe link is as wide and as fast as the adapter's.",
-    where=lambda groups, line: ADAPTERS.search(line) is not None,
 )
 says(
     "pcie-table",
