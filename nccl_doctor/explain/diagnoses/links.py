@@ -14,7 +14,8 @@ from nccl_doctor.explain.lines import by_file, hosts_of, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import PORT_RATE
-from nccl_doctor.explain.signatures.links import BIT_ERRORS, LANES, SLOT
+from nccl_doctor.explain.signatures.links import BIT_ERRORS, SLOT
+from nccl_doctor.facts.gpu_models import find
 
 _HALF = 0.5  # of its kind's: no noise, and a kind of its own where it is on purpose
 _QUARTER = 0.25
@@ -85,46 +86,50 @@ def _cells(heading: str, row: str) -> dict[str, str]:
     return {name.strip(): cell.strip() for name, cell in zip(names[::-1], row.split(",")[::-1], strict=False)}
 
 
+_BUSY = 50  # percent of time: an idle GPU may give up lanes
+
+
 def _lanes(case: Case) -> Iterable[tuple[str, int, int, Hit]]:
-    """GPU, the lanes of its PCIe link, those that it could have (the most of any GPU where that is not told), and the line."""
+    """GPU, the lanes of its PCIe link, the most that a neighbour has (or that itself could have, if it is busy), and the line."""
     headings = case.hits("pcie-table")
     for head in headings:
         rows = [(_cells(head.text, row.text), row) for row in below(head, headings, case.hits("pcie-table-rows"))]
         told = [
-            (cells, int(cells["pcie.link.width.current"]), row)
+            (cells, int(lanes), row)
             for cells, row in rows
-            if cells.get("pcie.link.width.current", "").isdigit()
+            if (lanes := cells.get("pcie.link.width.current", "")).isdigit()
         ]
         most = max((now for _, now, _ in told), default=0)
         for cells, now, row in told:
-            could = cells.get("pcie.link.width.max", "")
-            gpu = cells.get("index", "").rpartition(" ")[2]
-            yield gpu, now, int(could) if could.isdigit() else most, row
-    widest = 0
-    for hit in case.hits("pcie-lanes"):
-        found = LANES.search(hit.text)
-        if found and found[1] == "Max":
-            widest = int(found[2])
-        elif found:
-            yield "", int(found[2]), widest, hit
+            could, load = cells.get("pcie.link.width.max", ""), _USED.match(_load(cells))
+            busy = could.isdigit() and load and int(load[1]) >= _BUSY
+            yield cells.get("index", "").rpartition(" ")[2], now, int(could) if busy else most, row
+    for listed in by_file(case.hits("pcie-lanes")).values():
+        most = max(int(hit.groups["lanes"]) for hit in listed)
+        yield from (("", int(hit.groups["lanes"]), most, hit) for hit in listed)
+
+
+_USED = re.compile(r"(\d{1,3})(?: ?%)?$")
+
+
+def _load(cells: dict[str, str]) -> str:
+    return next((cell for name, cell in cells.items() if name.startswith("utilization.gpu")), "")
 
 
 @diagnosis
 def gpu_on_few_lanes(case: Case) -> Iterable[Candidate]:
-    """nvidia-smi: the PCIe link of a GPU has a fourth of the lanes that it could have, or fewer (a riser, a wrong slot, a bad contact).
-
-    Half of them is usual on boards with several slots. The lanes, unlike the generation, stay as they are in an idle GPU.
-    """
+    """nvidia-smi: the PCIe link of a GPU has a fourth of the lanes of its neighbours, or fewer (a riser, a wrong slot, a bad
+    contact). Half of them is usual on boards with several slots. Superchips reach their CPU by another way."""
+    models = [find(found[1]) for hit in case.hits("gpu-model") if (found := _NVIDIA.search(hit.text))]
     few = [(gpu, now, could, hit) for gpu, now, could, hit in _lanes(case) if 0 < now <= _QUARTER * could]
-    if few:
+    if few and not any(model and model.c2c for model in models):
         gpu, now, could, _ = few[0]
-        title = f"{f'GPU {gpu}' if gpu else 'a GPU'} is on {now} of its {could} PCIe lanes: all that it exchanges goes over them"
-        heads = case.hits("pcie-table")[:1]
-        yield Candidate(
-            "net.slow", 0.7, title, [*(hit for *_, hit in few[:6]), *heads], hosts=hosts_of(hit for *_, hit in few)
-        )
+        title = f"{f'GPU {gpu}' if gpu else 'a GPU'} is on {now} PCIe lane{'s' * (now > 1)} where {could} could be: all that it exchanges goes over them"
+        hits = [hit for *_, hit in few]
+        yield Candidate("net.slow", 0.7, title, [*hits[:6], *case.hits("pcie-table")[:1]], hosts=hosts_of(hits))
 
 
+_NVIDIA = re.compile(r"NVIDIA ([A-Z].{1,40})")
 _BER = 1e-12  # ib.ber of rules/thresholds.yaml
 _RECOVERED = 5  # times a link had to be trained again: ib.link-downed.total there
 

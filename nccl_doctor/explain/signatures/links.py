@@ -27,13 +27,11 @@ says(
     where=lambda groups, line: "," in line,
     rows=24,
 )
-LANES = re.compile(r"\b(Max|Current)\s+: (\d+)x\s*$")
 says(
     "pcie-lanes",
-    "Max {}: {lanes:int}x",
     "Current {}: {lanes:int}x",
-    why="nvidia-smi -q: the lanes that a GPU's PCIe link has, and could have.",
-    where=lambda groups, line: LANES.search(line) is not None,
+    why="nvidia-smi -q: the lanes of a GPU's PCIe link.",
+    where=lambda groups, line: re.search(r"\bCurrent\s+: \d+x\s*$", line) is not None,
     every=True,
 )
 BIT_ERRORS = re.compile(r"(?:Effective Physical|Symbol) BER\s*:\s*(\d+(?:\.\d+)?[eE]-?\d+)")
@@ -42,7 +40,7 @@ says(
     "Effective Physical BER {}: ",
     "Symbol BER {}: ",
     why="mlxlink: bit errors that are left after forward error correction, since the counters were cleared.",
-    where=lambda groups, line: BIT_ERRORS.search(line) is not None,
+    where=lambda groups, line: BIT_ERRORS.search(line) is not None and "Link " not in line,  # that of an NVLink
 )
 says(
     "fabric-errors",
