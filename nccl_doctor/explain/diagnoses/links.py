@@ -61,6 +61,28 @@ def port_of_lower_rate(case: Case) -> Iterable[Candidate]:
             yield Candidate("net.slow", 0.72, title, [*proof[:4], *heads[:4], *others], hosts=hosts_of(proof))
 
 
+_SPEED = re.compile(r"(?<!\S)([\w.-]{1,80}):\s+Speed: (\d{1,7})Mb/s")  # with the host, as pdsh and clush put it before
+
+
+@diagnosis
+def interface_of_lower_speed(case: Case) -> Iterable[Candidate]:
+    """ethtool on several hosts, of one interface each: one came up at half the speed of the others, or less."""
+    told: dict[str, dict[float, Hit]] = {}
+    for hit in case.hits("link-speed"):
+        named = _SPEED.search(hit.text)
+        if named:
+            told.setdefault(named[1], {}).setdefault(float(named[2]), hit)
+    speeds = [pair for listed in told.values() for pair in listed.items()]
+    if len(told) > 2 and len(speeds) == len(told):
+        usual = statistics.median(speed for speed, _ in speeds)
+        slow = [(speed, hit) for speed, hit in speeds if 0 < speed <= _HALF * usual]
+        if slow:
+            title = f"the interface came up at {slow[0][0]:.0f} Mb/s, that of the other hosts at {usual:.0f} Mb/s"
+            proof = [*(hit for _, hit in slow), *(hit for speed, hit in speeds if speed == usual)][:6]
+            odd = {host for host, listed in told.items() if any(speed <= _HALF * usual for speed in listed)}
+            yield Candidate("net.slow", 0.7, title, proof, hosts=odd)
+
+
 def _slots(case: Case, name: str) -> list[tuple[float, Hit]]:
     """What the kernel tells of the PCIe bandwidth of network adapters, in Gb/s."""
     return [(float(found[1]), hit) for hit in case.hits(name) if (found := SLOT.search(hit.text))]

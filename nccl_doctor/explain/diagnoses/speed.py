@@ -178,7 +178,15 @@ def slow_network(case: Case) -> Iterable[Candidate]:
 
 # Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
 _NVLINK = 60.0
-_NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}  # level 1 (NVL) is that of NVLinks
+# Values with which NVLinks carry nothing, or a fraction: no peers (level 1, NVL, is that of NVLinks), few thread blocks that
+# copy, a protocol that sends a flag with every four bytes.
+_NO_PEERS = {
+    "NCCL_P2P_DISABLE": ("1",),
+    "NCCL_P2P_LEVEL": ("LOC", "0"),
+    "NCCL_MAX_NCHANNELS": ("1", "2"),
+    "NCCL_MAX_CTAS": ("1", "2"),
+    "NCCL_PROTO": ("LL",),
+}
 _SXM = re.compile(r"SXM|HBM3\b")
 
 
@@ -198,9 +206,7 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
     best = max(map(_busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
     if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
         name = forbidden[0].groups["name"]
-        title = (
-            f"{name}={case.value(name)} keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
-        )
+        title = f"{name}={case.value(name)} keeps the GPUs of one host from the speed of their NVLinks: {best:.1f} GB/s bus bandwidth"
         more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
         proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
         yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
