@@ -105,6 +105,7 @@ _SLOWNESS = frozenset(
         "gpu.ecc",
     )
 )
+_MEASURED = frozenset(("busbw-row", "p2p-bandwidth-rows"))
 _NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))
 
 
@@ -112,7 +113,7 @@ def _slows(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over
-    slow = item.id in _SLOWNESS or any(hit.signature == "busbw-row" for hit in item.hits)  # what it costs was measured
+    slow = item.id in _SLOWNESS or any(hit.signature in _MEASURED for hit in item.hits)  # what it costs was measured
     return slow and not (item.vague or samples) and missed and not _finite_again(case, item)
 
 

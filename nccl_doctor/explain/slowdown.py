@@ -53,7 +53,27 @@ def communicating(case: Case) -> list[Hit]:
     steps = sorted({place(hit): hit for hit in told}.items())
     shares = [(share, hit) for _, hit in steps if (share := communication_share(hit.text)) is not None]
     most = [hit for share, hit in shares if share >= MOSTLY]
-    return most if len(most) >= _TOLD and 2 * len(most) > len(shares) else []
+    return most if len(most) >= _TOLD and 2 * len(most) > len(shares) else _profiled(case)
+
+
+_KERNEL = re.compile(r"\b((nccl:|nccl\w{0,20}Kernel)\w{0,80})[^%]{1,200}?(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%")
+_LAST_SHARE = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%[^%]*$")
+
+
+def _profiled(case: Case) -> list[Hit]:
+    """Lines of a profile of the GPU in which NCCL's kernels took most of the time. torch's table names each twice: as the
+    operation and as the kernel; each rank may print its own."""
+    shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    hits = case.hits("kernel-shares")
+    for hit in hits:
+        named, last = _KERNEL.findall(hit.text), _LAST_SHARE.search(hit.text)
+        for name, kind, share in named:
+            own = (
+                last[1] if last and len(named) == 1 else share
+            )  # a table's row: the last share is that of the GPU's time
+            of_kind = shares[kind == "nccl:"]
+            of_kind[name] = max(of_kind.get(name, 0.0), float(own))
+    return hits if max(sum(of_kind.values()) for of_kind in shares.values()) >= 100 * MOSTLY else []
 
 
 def communication_share(text: str) -> float | None:

@@ -24,6 +24,7 @@ class GpuModel(msgspec.Struct, frozen=True):
     fp8: bool
     bf16_tflops: float | None
     fp16_tflops: float | None = None
+    rail_gbps: float | None = None  # the adapter beside each GPU of the usual server of eight, in Gbit/s
     c2c: bool = False  # joined to its CPU by NVLink-C2C: PCIe is the side door, and its memory may be a NUMA node
 
     @property

@@ -12,6 +12,7 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, spea
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 from nccl_doctor.explain.slowdown import communication_share
+from nccl_doctor.facts.gpu_models import find
 
 _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b")
 # Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
@@ -177,22 +178,35 @@ def slow_network(case: Case) -> Iterable[Candidate]:
 
 # Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
 _NVLINK = 60.0
+# Values with which NVLinks carry nothing, or a fraction: no peers (level 1, NVL, is that of NVLinks), few thread blocks that
+# copy, a protocol that sends a flag with every four bytes.
+_NO_PEERS = {
+    "NCCL_P2P_DISABLE": ("1",),
+    "NCCL_P2P_LEVEL": ("LOC", "0"),
+    "NCCL_MAX_NCHANNELS": ("1", "2"),
+    "NCCL_MAX_CTAS": ("1", "2"),
+    "NCCL_PROTO": ("LL",),
+}
 _SXM = re.compile(r"SXM|HBM3\b")
 
 
 @diagnosis
 def peers_forbidden(case: Case) -> Iterable[Candidate]:
-    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and NCCL_P2P_DISABLE is set.
+    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and a variable keeps them
+    from their peers.
 
     That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
     that is fast shows that somebody compares on purpose.
     """
-    forbidden = [hit for hit in case.env.get("NCCL_P2P_DISABLE", ()) if case.value("NCCL_P2P_DISABLE") == "1"]
-    linked = case.hits("nvls-available") or [hit for hit in case.hits("gpu-model") if _SXM.search(hit.text)]
+    forbidden = [hit for name, values in _NO_PEERS.items() if case.value(name) in values for hit in case.env[name]]
+    linked = case.hits("nvls-available") or [
+        hit for hit in case.hits("gpu-model", "tests-device") if _SXM.search(hit.text)
+    ]
     rows = _slow_rows(case)
     best = max(map(_busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
     if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
-        title = f"NCCL_P2P_DISABLE=1 keeps the GPUs of one host from their NVLinks: {best:.1f} GB/s bus bandwidth"
+        name = forbidden[0].groups["name"]
+        title = f"{name}={case.value(name)} keeps the GPUs of one host from the speed of their NVLinks: {best:.1f} GB/s bus bandwidth"
         more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
         proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
         yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
@@ -200,11 +214,12 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
-    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, it is slow, and a listing shows RDMA adapters that are up."""
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, it is slow, and a listing shows RDMA adapters that
+    are up, or the hosts have eight GPUs: such are not joined by TCP."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
     up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
-    if forbidden and up and complaint and case.sockets and case.nodes > 1:
-        title = "NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters that are up: the nodes talk over TCP sockets"
+    if forbidden and (up or _gpus_per_host(case) >= 8) and complaint and case.sockets and case.nodes > 1:
+        title = f"NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters{' that are up' * bool(up)}: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
         yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
 
@@ -217,6 +232,27 @@ def steps_are_communication(case: Case) -> Iterable[Candidate]:
     for nth, cause in enumerate(("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink") if told else ()):
         title = f"the steps consist of communication, or of waiting in it: {shortened(told[-1].text, 110)}"
         yield Candidate(cause, 0.42 - 0.02 * nth, title, told[-4:], ranks_of(told))
+
+
+_TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
+_READABLE = 10.0  # tokens a second for each request: a reader's pace, which a model in one host leaves far behind
+
+
+@diagnosis
+def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
+    """vLLM spreads tensor parallelism over hosts, which exchange each layer's results over TCP sockets, and serves slowly.
+
+    Each token waits for two exchanges a layer: it is the delay of the network that counts. Pipeline parallelism between the
+    hosts needs one for each of them."""
+    spread, rates = case.hits("tensor-parallel-spread"), []
+    for hit in case.tail if spread and case.sockets else ():
+        found = _TOKENS.search(hit.text)
+        if found and int(found[2]):
+            rates.append((float(found[1]) / int(found[2]), hit))
+    if rates and max(rate for rate, _ in rates) < _READABLE:
+        title = f"tensor parallelism goes over TCP sockets between hosts: {rates[-1][0]:.1f} tokens/s for each request"
+        proof = [*spread[:1], *case.sockets[:2], *(hit for _, hit in rates[-2:]), *case.hits("link-speed")[:1]]
+        yield Candidate("net.slow", 0.66, title, proof)
 
 
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
@@ -302,13 +338,14 @@ def _least(case: Case) -> float:
 
 
 def _server_gpus(case: Case) -> bool:
-    return any(_SERVER_GPU.search(hit.text) for hit in case.hits("gpu-model"))
+    return any(_SERVER_GPU.search(hit.text) for hit in case.hits("gpu-model", "tests-device"))
 
 
 def _gpus_per_host(case: Case) -> int:
     """The most ranks that a host of the job has, by NCCL's count or by its lines."""
     hosts = {(hit.host, hit.groups["rank"]): hit.host for hit in case.hits("nccl-init-start", "nccl-init-complete")}
     told = [int(hit.groups["local"]) for hit in case.hits("nccl-nodes")]
+    told += [int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")]
     return max([*told, *Counter(hosts.values()).values()], default=0)
 
 
@@ -334,6 +371,21 @@ def _carried(case: Case) -> float:
         return 0.0
     adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     return min(rates) * min(adapters, _gpus_per_host(case))
+
+
+_MODEL = re.compile(r"device +\d+ \[[\w:.]+\] (.{3,60})")
+
+
+def _usual(case: Case) -> float:
+    """The same by the adapters that these GPUs usually have, one for each; 0 where a host has fewer of them, or other GPUs."""
+    used = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
+    known = [
+        model.rail_gbps
+        for hit in case.hits("tests-device")
+        if (name := _MODEL.search(hit.text)) and (model := find(name[1]))
+    ]
+    rates = [rate for rate in known if rate]
+    return min(rates) / 8 * used if rates and used >= _gpus_per_host(case) else 0.0
 
 
 _FEW = 2  # times as many adapters are up: a storage network's beside those of the GPUs are fewer
@@ -362,15 +414,21 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def peermem(case: Case) -> Iterable[Candidate]:
-    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF), and the program complains of it or of speed, or
-    nccl-tests measures a small part of what the adapters used carry by the rate that a listing names."""
+    """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF, too far from the GPUs), and the program complains of it or of
+    speed, or nccl-tests measures a small part of what the adapters used carry: by the rate that a listing names, or by that
+    of the adapters that such GPUs are sold with."""
     hits, rows = case.gpudirect_off, _slow_rows(case)
-    best, carried = max(map(_busbw, rows), default=0.0), _carried(case)
+    best, listed, usual = max(map(_busbw, rows), default=0.0), _carried(case), _usual(case)
+    carried = listed or usual
     low = rows and best < max(_ONE_PORT, _LITTLE * carried)
     complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
     if hits and verbs and (low or complaint) and (rows or complaint):
-        told = f"{best:.0f} of the {carried:.0f} GB/s that the adapters carry" if low and carried else ""
+        told = (
+            f"{best:.0f} of the {carried:.0f} GB/s that {'the' if listed else 'such servers have'} adapters carry"
+            if low and carried
+            else ""
+        )
         yield Candidate(
             "ib.gdr",
             0.66,
@@ -381,14 +439,22 @@ def peermem(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
-    """NCCL uses GPUDirect RDMA on some hosts of the job and finds it disabled on others, which slow all of it down."""
+    """NCCL uses GPUDirect RDMA on some hosts of the job and does not on others, which slow all of it down: it finds it disabled
+    there, or all that they receive goes without. Which it sends without depends on the path from the GPU."""
     used, lacking = hosts_of(case.hits("channel-gdr")), case.hits("gdr-disabled")
-    odd = (hosts_of(lacking) & hosts_of(case.hits("channel-net"))) - used
+    received = [hit for hit in case.hits("channel-net") if "[receive] via NET/IB" in hit.text]
+    with_it = hosts_of(hit for hit in received if "/GDRDMA" in hit.text)
+    odd = (
+        (hosts_of(lacking) & hosts_of(case.hits("channel-net"))) | (hosts_of(received) - with_it if with_it else set())
+    ) - used
     if used and odd:
-        proof = [hit for hit in lacking if hit.host in odd]
+        proof = [hit for hit in (*lacking, *received) if hit.host in odd]
         complaint = complaints(case)
-        title = "GPUDirect RDMA is disabled on a host, and used on the others"
-        strength = 0.7 if complaint else 0.56
+        where = f" on {shortened(', '.join(sorted(odd)), 60)}" * (
+            len(odd) > 1
+        )  # of one the sentence begins with its name
+        title = f"GPUDirect RDMA is not used{where}, and on the other hosts it is"
+        strength = 0.7 if complaint or _slow_rows(case) else 0.56
         yield Candidate("ib.gdr", strength, title, [*proof, *case.hits("channel-gdr")[:1], *complaint[:2]], hosts=odd)
 
 

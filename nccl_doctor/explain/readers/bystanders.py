@@ -38,6 +38,14 @@ def is_of_a_model(text: str) -> bool:
     return ("Generated text: " in text or " [Text " in text) and _OF_A_MODEL.search(text) is not None
 
 
+_TYPED = re.compile(r"[\w.-]+@[\w.-]{1,80}[ :][^\s\]$#]{0,80}\]?[$#] \S|(?:^|[\s>|\]:\"'])\$ [\w./]")
+
+
+def is_typed(text: str) -> bool:
+    """Whether a line is a command behind a shell's prompt: what it looks for has not been found yet."""
+    return ("$ " in text or "# " in text) and _TYPED.search(text, 0, 200) is not None
+
+
 _SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
 _COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
 MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event

@@ -61,6 +61,8 @@ class Signature(msgspec.Struct, frozen=True):
             return None  # whatever it has finished, it is not the job
         if self.role is Role.END and "NCCL INFO" in line:
             return None  # NCCL tells of its threads' and adapters' ends, never of the job's
+        if self.role in (Role.CAUSE, Role.SYMPTOM) and bystanders.is_typed(line):
+            return None
         if self.role is not Role.PROGRESS and bystanders.is_of_a_model(line):
             return None
         for template in self.templates if templates is None else templates:

@@ -530,6 +530,14 @@ says(
     where=lambda groups, line: "allreduce" in line or "reduce" in line,
 )
 says(
+    "kernel-shares",
+    "nccl:{}%",
+    "ncclDevKernel{}%",
+    "ncclKernel{}%",
+    why="A profile (torch.profiler): what share of the GPU's time a kernel of NCCL took.",
+    where=lambda groups, line: re.search(r"nccl.{1,240}\d ?%", line) is not None,
+)
+says(
     "uptime",
     " up {told} load average: ",
     why="How long a host has been up.",

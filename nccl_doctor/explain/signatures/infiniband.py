@@ -19,6 +19,8 @@ _COMPLETION = (
 )
 
 
+# ibstat's and ibstatus' rate of a port: Gbit/s, and the number of its lanes where that is told ("50 Gb/sec (1X HDR)").
+PORT_RATE = re.compile(r"(?:(?<![a-z] )Rate: (\d+)\s*$|\brate:\s+(\d+) Gb/sec \((\d+)X)")
 _STATUS = {number: name for number, name, *_ in COMPLETIONS}
 
 
@@ -173,9 +175,24 @@ says(
 says(
     "port-rate",
     "Rate: {gbits:int}",
-    " Gb/sec (",
+    " Gb/sec ({lanes}",
     why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
-    where=lambda groups, line: re.search(r"(?<![a-z] )Rate: \d+\s*$|\brate:\s+\d+ Gb/sec \(", line) is not None,
+    where=lambda groups, line: PORT_RATE.search(line) is not None,
+    every=True,  # of which adapter, the lines above tell
+)
+says(
+    "port-listed",
+    "Infiniband device '{device:word}' port",
+    "CA '{device:word}'",
+    why="ibstat and ibstatus: the adapter that the next lines are about.",
+    every=True,
+)
+says(
+    "port-ethernet",
+    "link_layer:{}Ethernet",
+    "Link layer: Ethernet",
+    why="ibstat and ibstatus: an adapter's port is Ethernet's, whose lanes are as many as its speed needs.",
+    every=True,
 )
 says(
     "port-active",
@@ -280,6 +297,7 @@ says(
         re.search(r"\w State: ", line) is None  # of a program
         and not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
     ),
+    every=True,  # of which port, the lines around tell
 )
 says(
     "roce-gid-missing",

@@ -431,7 +431,6 @@ says(
     "An ORTE daemon has unexpectedly failed",
     "An PRTE daemon has unexpectedly failed",
     "does not know how to route a message to the specified daemon",
-    "pdsh@{host}: {other}: ssh exited",
     "could not resolve hostname{}ssh",
     "ssh_exchange_identification: ",
     "kex_exchange_identification: ",

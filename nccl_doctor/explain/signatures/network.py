@@ -553,6 +553,7 @@ says(
     "Bytes {speed:num} Mbits/sec",  # iperf
     "Bytes {gigabits:num} Gbits/sec",
     why="An interface's speed, looked up or measured.",
+    every=True,  # of which host and interface, its begin or the lines above tell
 )
 says(
     "ethtool-asked",

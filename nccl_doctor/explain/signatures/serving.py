@@ -268,3 +268,9 @@ says(
     title="an engine reported a rank that the first node does not expect",
     why="--data-parallel-size, -local or -start-rank differ between the nodes.",
 )
+says(
+    "tensor-parallel-spread",
+    "Tensor parallel workers can be spread out to 2+ nodes",
+    "Custom allreduce is disabled because this process group spans across nodes",
+    why="vLLM: the ranks of one tensor-parallel group stand in several hosts.",
+)

@@ -1,0 +1,77 @@
+"""What links carry: lanes and rates of PCIe, bit errors and drops of ports, and what tests measured over them."""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.explain.signatures import says
+
+# Of a network adapter: Linux says the same of disks and GPUs.
+SLOT = re.compile(
+    r"\b(?:mlx[45]\w*|bnxt_en|ice|irdma|ionic|efa|hfi1|cxgb4|qede|enic) .{0,40}?(\d+\.\d+) Gb/s available"
+)
+says(
+    "pcie-limited",
+    " Gb/s available PCIe bandwidth, limited by {speed} link at {at:word} (capable of {capable:num} Gb/s",
+    why="Linux (pcie_print_link_status): an adapter's slot, or a bridge above it, carries less than the adapter could.",
+)
+says(
+    "pcie-whole",
+    " Gb/s available PCIe bandwidth (",
+    why="Linux (pcie_print_link_status): an adapter's PCIe link is as wide and as fast as the adapter's.",
+)
+says(
+    "pcie-table",
+    "pcie.link.width.current",
+    why="nvidia-smi was asked for the lanes of the GPUs' PCIe links; below the heading (or the command) a row for each.",
+    where=lambda groups, line: "," in line,
+    rows=24,
+)
+says(
+    "pcie-lanes",
+    "Current {}: {lanes:int}x",
+    why="nvidia-smi -q: the lanes of a GPU's PCIe link.",
+    where=lambda groups, line: re.search(r"\bCurrent\s+: \d+x\s*$", line) is not None,
+    every=True,
+)
+BIT_ERRORS = re.compile(r"(?:Effective Physical|Symbol) BER\s*:\s*(\d+(?:\.\d+)?[eE]-?\d+)")
+says(
+    "bit-errors",
+    "Effective Physical BER {}: ",
+    "Symbol BER {}: ",
+    why="mlxlink: bit errors that are left after forward error correction, since the counters were cleared.",
+    where=lambda groups, line: BIT_ERRORS.search(line) is not None and "Link " not in line,  # that of an NVLink
+)
+says(
+    "fabric-errors",
+    "[LinkErrorRecoveryCounter == {recovered:int}]",
+    "[SymbolErrorCounter == {symbols:int}]",
+    why="ibqueryerrors: a port's counters since they were cleared.",
+)
+DROPS = re.compile(r"\b(out_of_sequence|packet_seq_err|rx_discards_phy|rx_out_of_buffer)\W{1,24}(\d+)")
+says(
+    "packets-lost",
+    "out_of_sequence",
+    "packet_seq_err",
+    "rx_discards_phy",
+    "rx_out_of_buffer",
+    why="Counters of an adapter (hw_counters, rdma statistic, ethtool -S): packets of RoCE that came in the wrong order, or not at all.",
+    where=lambda groups, line: any(int(count) > MANY for _, count in DROPS.findall(line)),
+)
+MANY = 100_000  # packets: retransmissions that cost speed; adaptive routing and old trouble make some
+says(
+    "perftest-table",
+    "BW average[{unit}]",
+    why="The heading of perftest's results (ib_write_bw and its kin).",
+    rows=24,
+)
+says(
+    "pairs-table",
+    "pair {}busbw",
+    "pair {}GB/s",
+    "pair {}Gb/s",
+    "pair {}andwidth",
+    why="The heading of a table of what pairs of hosts reach.",
+    where=lambda groups, line: re.search(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)", line) is not None,
+    rows=190,
+)
