@@ -192,18 +192,23 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
         )
 
 
-_POD_WAITS = re.compile(r"\S+\s+\d+/\d+\s+(?:Pending|ContainerCreating)\s")
+_POD = re.compile(
+    r"((\S+?)(?:-(?:master|worker|launcher|head))?-\w+)\s+\d+/\d+\s+(Pending|ContainerCreating|Running)\s"
+)
 
 
 @diagnosis
 def pods_not_running(case: Case) -> Iterable[Candidate]:
-    """The others waited at the rendezvous in vain, and kubectl lists a pod that does not run yet: its node is missing."""
-    waits = [hit for hit in case.hits("pod-row") if _POD_WAITS.match(hit.text.strip())]
+    """The others waited at the rendezvous in vain, and kubectl lists a pod of their job, to judge by its name, that does not
+    run yet: its node is missing."""
+    pods = [(*found.groups(), hit) for hit in case.hits("pod-row") if (found := _POD.match(hit.text.strip()))]
+    run = {job for _, job, state, _ in pods if state == "Running"}
+    waits = [(name, state, hit) for name, job, state, hit in pods if state != "Running" and job in run]
     waited = case.hits("rdzv-timeout", "joined-partly", "socket-timeout", "master-timeout")
     if waits and waited:
-        name, _, state = waits[0].text.split()[:3]
-        title = f"the rendezvous timed out: pod {name} is {state}{f', and {len(waits) - 1} more' * (len(waits) > 1)}"
-        yield Candidate("launch.world-size", 0.86, title, [*waits[:4], *waited[:2]])
+        name, state, _ = waits[0]
+        title = f"the rendezvous timed out: pod {name} is {state}"
+        yield Candidate("launch.world-size", 0.86, title, [*(hit for _, _, hit in waits[:4]), *waited[:2]])
 
 
 @diagnosis

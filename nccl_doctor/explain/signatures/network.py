@@ -472,17 +472,21 @@ says(
     "nft{}drop",
     "DROP       tcp",
     "REJECT     tcp",
-    "firewalld{}active",
-    "ufw{}active",
     "UFW BLOCK",
     cause="net.firewall",
     strength=0.8,
-    title="a firewall rule drops or rejects the job's connections",
-    why="The log shows a dropping rule, a dropped packet, or that a host's firewall is on.",
-    where=lambda groups, line: (
-        re.search(r"\b(?:firewalld|ufw)\b", line) is None
-        or re.search(r"\b(?:firewalld|ufw)\b[^,;]*\bactive\b", line) is not None
-    ),
+    title="a firewall rule drops or rejects connections",
+    why="The log shows a dropping rule, or a dropped packet.",
+)
+says(
+    "firewall-on",
+    "firewalld{}active",
+    "ufw{}active",
+    cause="net.firewall",
+    strength=0.45,
+    title="a host's firewall is on",
+    why="Whether it lets the job's ports through, its rules say.",
+    where=lambda groups, line: re.search(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b", line) is not None,
 )
 says(
     "open-ports",

@@ -734,6 +734,7 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
     [
         "created security group sg-0abc12 for the cluster",
         "trn01: docker active, firewalld inactive, ufw inactive",
+        "trn01: docker active, firewalld is not active",
         "applying NetworkPolicy allow-all",
         "cgroup: memory.max=549755813888",
         "halving the batch when out of memory (OOM) is enabled",
