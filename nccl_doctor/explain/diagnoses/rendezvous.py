@@ -193,7 +193,7 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
 
 
 _POD = re.compile(
-    r"((\S+?)(?:-(?:master|worker|launcher|head))?-\w+)\s+\d+/\d+\s+(Pending|ContainerCreating|Running)\s"
+    r"(?P<name>(?P<job>\S+?)(?:-(?:master|worker|launcher|head))?-\w+)\s+\d+/\d+\s+(?P<state>Pending|ContainerCreating|Running)\s"
 )
 
 
@@ -201,14 +201,13 @@ _POD = re.compile(
 def pods_not_running(case: Case) -> Iterable[Candidate]:
     """The others waited at the rendezvous in vain, and kubectl lists a pod of their job, to judge by its name, that does not
     run yet: its node is missing."""
-    pods = [(*found.groups(), hit) for hit in case.hits("pod-row") if (found := _POD.match(hit.text.strip()))]
-    run = {job for _, job, state, _ in pods if state == "Running"}
-    waits = [(name, state, hit) for name, job, state, hit in pods if state != "Running" and job in run]
+    pods = [(found, hit) for hit in case.hits("pod-row") if (found := _POD.match(hit.text.strip()))]
+    run = {found["job"] for found, _ in pods if found["state"] == "Running"}
+    waits = [(found, hit) for found, hit in pods if found["state"] != "Running" and found["job"] in run]
     waited = case.hits("rdzv-timeout", "joined-partly", "socket-timeout", "master-timeout")
     if waits and waited:
-        name, state, _ = waits[0]
-        title = f"the rendezvous timed out: pod {name} is {state}"
-        yield Candidate("launch.world-size", 0.86, title, [*(hit for _, _, hit in waits[:4]), *waited[:2]])
+        title = f"the rendezvous timed out: pod {waits[0][0]['name']} is {waits[0][0]['state']}"
+        yield Candidate("launch.world-size", 0.86, title, [*(hit for _, hit in waits[:4]), *waited[:2]])
 
 
 @diagnosis

@@ -746,6 +746,7 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "column 3 has an invalid type 7, read as text",
         "GPFS mounted at /gpfs/data, WekaFS client 4.2 at /weka",
         "libceph: mon0 session established",
+        "GPFS release 5.1.9 is available, its configuration is unchanged",
         "sunrpc: module loaded",
         "flock: LOCK_SH ok",
         "different collectives are overlapped",
@@ -782,6 +783,8 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
         ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
         ("net.hostname-resolution", "ERROR: the hostname gpu-worker-3.train could not be resolved"),
         ("launch.env-missing", "ValueError: environment variable LOCAL_RANK is not set"),
+        ("sys.host-oom", "worker 3 of n7 exited due to SIGKILL"),
+        ("net.port-in-use", "store: while trying to listen, using port 29500: Address already in use"),
         ("net.firewall", "trn03: docker active, firewalld active, ufw inactive"),
         ("sys.clock-or-dns-or-fs", "mmfs: [E] Disk lease period expired in cluster c1"),
         (
@@ -796,7 +799,8 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     ],
 )
 def test_what_is_said_of_it_is_one(wanted: str, line: str) -> None:
-    assert explain_text(f"{line}\n").causes[0].id == wanted
+    cause = explain_text(f"{line}\n").causes[0]
+    assert cause.id == wanted and "to judge by the words" not in cause.title
 
 
 def test_a_line_is_counted_once_among_the_consequences() -> None:
