@@ -377,7 +377,7 @@ says(
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
     where=lambda groups, line: (
         (_IPV6 not in line or _IPV4 in line)
-        and ("be resolved" not in line or re.search(r"[Hh]ost|[Aa]ddress|[Nn]ode", line) is not None)
+        and ("be resolved" not in line or re.search(r"[Hh]ost|[Aa]ddress|[Nn]ode|[Nn]ame", line) is not None)
         and "'(null)'" not in line  # nslookup: the server's own address has no name
         and ("port" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
     ),

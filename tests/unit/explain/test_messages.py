@@ -753,6 +753,7 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "custom_all_reduce is not used",
         "the version of the NVIDIA driver is 550.54.15",
         "INFO destroyed process group",
+        "INFO the process group has been destroyed, bye",
         "torch.distributed: process group is already initialized, skipping",
         "        ephemeral-storage:  100Gi",
         "  DiskPressure     False   Mon, 02 Mar 2026   KubeletHasNoDiskPressure   kubelet has no disk pressure",
@@ -782,6 +783,8 @@ def test_what_is_only_spoken_of_is_no_cause(line: str) -> None:
     [
         ("sys.disk-full", "Pod ephemeral local storage usage exceeds the total limit of containers 200Gi."),
         ("net.hostname-resolution", "ERROR: the hostname gpu-worker-3.train could not be resolved"),
+        ("net.hostname-resolution", "ERROR gpu-worker-3: the name could not be resolved"),
+        ("app.pg-misuse", "RuntimeError: transport: process group has been destroyed"),
         ("launch.env-missing", "ValueError: environment variable LOCAL_RANK is not set"),
         ("sys.host-oom", "worker 3 of n7 exited due to SIGKILL"),
         ("net.port-in-use", "store: while trying to listen, using port 29500: Address already in use"),
