@@ -77,8 +77,8 @@ _RPC = (
     (14, "unavailable:", "net.master-unreachable"),
 )
 
-# cudaError_t (driver_types.h of CUDA 13) and CUresult (cuda.h): number, both names without their prefix, and what
-# cudaGetErrorString says of it
+# cudaError_t (driver_types.h of CUDA 13) and CUresult (cuda.h): number, both names without their prefix, and of what
+# cudaGetErrorString says of it as much as is its own
 CUDA = (
     (2, "MemoryAllocation", "OUT_OF_MEMORY", "out of memory", "gpu.oom"),
     (3, "InitializationError", "NOT_INITIALIZED", "initialization error", "gpu.driver"),
@@ -98,9 +98,15 @@ CUDA = (
     (702, "LaunchTimeout", "LAUNCH_TIMEOUT", "launch timed out and was terminated", "gpu.illegal-access"),
     (710, "Assert", "ASSERT", "device-side assert", "gpu.illegal-access"),
     (714, "HardwareStackError", "HARDWARE_STACK_ERROR", "hardware stack error", "gpu.illegal-access"),
-    (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION", "illegal instruction was", "gpu.illegal-access"),
+    (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION", "illegal instruction was encountered", "gpu.illegal-access"),
     (716, "MisalignedAddress", "MISALIGNED_ADDRESS", "misaligned address", "gpu.illegal-access"),
-    (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE", "not in global, shared or local", "gpu.illegal-access"),
+    (
+        717,
+        "InvalidAddressSpace",
+        "INVALID_ADDRESS_SPACE",
+        "not supported on global/shared address space",
+        "gpu.illegal-access",
+    ),
     (718, "InvalidPc", "INVALID_PC", "invalid program counter", "gpu.illegal-access"),
     (719, "LaunchFailure", "LAUNCH_FAILED", "unspecified launch failure", "gpu.illegal-access"),
     (800, "NotPermitted", "NOT_PERMITTED", "", "gpu.imex"),

@@ -401,9 +401,10 @@ def test_a_number_or_a_word_alone_says_nothing(line: str) -> None:
         ("gpu.driver", "cudaErrorInvalidDeviceFunction"),  # it begins like cudaErrorInvalidDevice
         ("gpu.not-visible", "cudaErrorInvalidDevice"),
         ("gpu.ecc", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("gpu.illegal-access", "CUDA error: operation not supported on global/shared address space"),
     ],
 )
-def test_cudas_errors_are_known_by_their_names(cause: str, error: str) -> None:
+def test_cudas_errors_are_known_by_their_names_and_texts(cause: str, error: str) -> None:
     got = explain_text(f"[frobd] error: the frob kernel returned {error}\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.CAUSE_FOUND, cause)
 
