@@ -196,11 +196,11 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in ("launch.world-size", "launch.rdzv") and not missing:
-        yield "collect what the launcher printed on every node: which started, as which of how many, for which address and port"
+        yield "collect what the launcher printed on every node: whether it started, as which of how many, for which address and port"
     if best and best.id in _OF_CRASHES and case.has(*_CRASHES) and not case.has("stack-process"):
         yield "run again with PYTHONFAULTHANDLER=1: a process that crashes then prints the Python line it was in"
     if best and (how := _louder(case, best)):
-        yield f"run again with {how}: who failed then says what it tried"
+        yield f"run again with {how}: the library then logs what it tried"
     if verdict is Verdict.UNDECIDED and best and best.id in _SHOWN_BY_STACKS and not case.exceptions.ordinary:
         when = "before you end it the next time" if case.hang.interrupted else "if it still hangs"
         yield f"{when}: {_HANG}"

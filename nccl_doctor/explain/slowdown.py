@@ -41,7 +41,12 @@ def slower_steps(case: Case) -> list[Hit]:
 
 
 _PART = re.compile(r"([A-Za-z][\w+ -]{1,24}?)[:= ]{1,2}(\d+(?:\.\d+)?) ?(m?s|%)(?![\w/])")
-_COMMUNICATION = re.compile(r"(?<![a-z])comm(?:s|unicat\w*)?(?![a-z])|all_?-?reduce|reduce_?-?scatter", re.I)
+_COMMUNICATION = re.compile(  # its time or share; not its efficiency, say
+    r"(?:(?<![a-z])comm(?:s|unicat\w*)?|all_?-?reduce|reduce_?-?scatter)(?:[_ ](?:time|wait\w*|share|fraction|pct))?$",
+    re.I,
+)
+_STEP = re.compile(r"(?<![a-z])(?:step|iter(?:ation)?|batch|total|elapsed)(?:[_ ]time)?$|^time$", re.I)
+_SECONDS = {"s": 1.0, "ms": 0.001}
 MOSTLY = 0.7  # of a step: no computation hides so much of it
 _TOLD = 3  # steps: the first ones are slow anywhere
 
@@ -78,15 +83,16 @@ def _profiled(case: Case) -> list[Hit]:
 
 def communication_share(text: str) -> float | None:
     """What part of a step was communication, as the step's own line tells: in per cent, or beside the time of all of it."""
-    parts = [(name, float(number), unit) for name, number, unit in _PART.findall(text)]
-    own = [(number, unit) for name, number, unit in parts if _COMMUNICATION.search(name)]
-    if not own:
-        return None
-    told, unit = max(own)
-    if unit == "%":
-        return told / 100
-    whole = max((number for _, number, its_unit in parts if its_unit == unit), default=0.0)
-    return told / whole if whole > told else None
+    parts = _PART.findall(text)
+    own = [part for part in parts if _COMMUNICATION.search(part[0])]
+    shares = [float(number) / 100 for _, number, unit in own if unit == "%"]
+    if shares:
+        return max(shares)
+    told, whole = (
+        max((float(number) * _SECONDS[unit] for _, number, unit in some if unit != "%"), default=0.0)
+        for some in (own, [part for part in parts if _STEP.search(part[0])])
+    )
+    return told / whole if 0 < told < whole else None
 
 
 def _slower(steps: str) -> bool:

@@ -1,7 +1,7 @@
 """What systems call a failure, whoever prints it: errno, signals and exit codes, statuses of verbs, gRPC and CUDA.
 
 Each row of a table ends with the cause that it points to where its line names no subject of its own (:mod:`topics`). A number
-counts only where its line says of what it is the number: 12 is ENOMEM behind ``err -``, retries exceeded behind ``wc status``.
+counts only where its line says of what it is the number: 12 is ENOMEM behind ``err -``, retries exceeded behind ``completion ... status``.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _RPC = (
     (14, "unavailable:", "net.master-unreachable"),
 )
 
-# cudaError_t (driver_types.h of CUDA 13) and CUresult (cuda.h): number, both names without their prefix, and what
-# cudaGetErrorString says of it
+# cudaError_t (driver_types.h of CUDA 13) and CUresult (cuda.h): number, both names without their prefix, and of what
+# cudaGetErrorString says of it as much as is its own
 CUDA = (
     (2, "MemoryAllocation", "OUT_OF_MEMORY", "out of memory", "gpu.oom"),
     (3, "InitializationError", "NOT_INITIALIZED", "initialization error", "gpu.driver"),
@@ -95,12 +95,18 @@ CUDA = (
     (220, "NvlinkUncorrectable", "NVLINK_UNCORRECTABLE", "uncorrectable NVLink error", "gpu.nvlink"),
     (222, "UnsupportedPtxVersion", "UNSUPPORTED_PTX_VERSION", "unsupported toolchain", "gpu.driver"),
     (700, "IllegalAddress", "ILLEGAL_ADDRESS", "illegal memory access", "gpu.illegal-access"),
-    (702, "LaunchTimeout", "LAUNCH_TIMEOUT", "launch timed out", "gpu.illegal-access"),
+    (702, "LaunchTimeout", "LAUNCH_TIMEOUT", "launch timed out and was terminated", "gpu.illegal-access"),
     (710, "Assert", "ASSERT", "device-side assert", "gpu.illegal-access"),
     (714, "HardwareStackError", "HARDWARE_STACK_ERROR", "hardware stack error", "gpu.illegal-access"),
-    (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION", "illegal instruction was", "gpu.illegal-access"),
+    (715, "IllegalInstruction", "ILLEGAL_INSTRUCTION", "illegal instruction was encountered", "gpu.illegal-access"),
     (716, "MisalignedAddress", "MISALIGNED_ADDRESS", "misaligned address", "gpu.illegal-access"),
-    (717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE", "not in global, shared or local", "gpu.illegal-access"),
+    (
+        717,
+        "InvalidAddressSpace",
+        "INVALID_ADDRESS_SPACE",
+        "not supported on global/shared address space",
+        "gpu.illegal-access",
+    ),
     (718, "InvalidPc", "INVALID_PC", "invalid program counter", "gpu.illegal-access"),
     (719, "LaunchFailure", "LAUNCH_FAILED", "unspecified launch failure", "gpu.illegal-access"),
     (800, "NotPermitted", "NOT_PERMITTED", "", "gpu.imex"),
@@ -150,7 +156,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "sys.nofile": (r"too many open", r"ancdata"),
     "sys.threads": (),
     "sys.disk-full": (r"write failed",),
-    "sys.clock-or-dns-or-fs": (r"\bstale\b", r"credential", r"munge", r"skewed\b", r"\bskew"),
+    "sys.clock-or-dns-or-fs": (r"\bstale\b", r"credential", r"munge", r"\bskew"),
     "gpu.illegal-access": (
         r"mmu fault",
         r"access fault",
@@ -197,8 +203,7 @@ def words() -> dict[str, str]:
 _Row = tuple[Any, ...]
 # How a process's end is told before its number
 _ENDED = (
-    r"\b(?:exit ?(?:code|status|value)|exit(?:ed)?|(?:exited|terminated) with(?: code| status)?|return(?:ed)? ?code|code|status)"
-    r"\W{0,3}(?:is |of )?"
+    r"\b(?:exit(?:ed|code|status| ?value)?|(?:exited|terminated) with|return(?:ed)?code|code|status)\W{0,3}(?:is |of )?"
 )
 
 
@@ -218,7 +223,7 @@ def _patterns() -> dict[str, list[str]]:
             add(cause, rf"\b(?:err|error|ret|rc|status|failed|returned)\W{{0,3}}-(?:{_either(returned)})\b")
     for cause, rows in _by_cause(SIGNALS):
         numbers = _either(row[0] for row in rows)
-        add(cause, rf"\b(?:{_either(row[1] for row in rows)})\b(?!_handler)")
+        add(cause, rf"\b(?:{_either(row[1] for row in rows)})\b")
         add(
             cause, rf"\b(?:signals?|wtermsig)\W{{0,3}}-?(?:{numbers})\b", rf"\breceived (?:{numbers}) (?:death )?signal"
         )

@@ -527,9 +527,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
 
 
-_FINISHED = re.compile(
-    r"\b(?:exiting|finished|done|complet\w+|stopping|stopped early|end of (?:data|training|epoch))\b", re.I
-)
+_FINISHED = re.compile(r"\b(?:exiting|finished|stopping|stopped early|end of (?:data|training|epoch))\b", re.I)
 
 
 @diagnosis
@@ -542,7 +540,8 @@ def horovod_rank_finished(case: Case) -> Iterable[Candidate]:
         return
     done = [hit for hit in last_words(case, quiet) if _FINISHED.search(hit.text)]
     if done:
-        title = f"{_who(ranks_of(done) or quiet)} finished while the others went on: {ending(done[-1].text, 110)}"
+        who = _who(ranks_of(done)) if ranks_of(done) else "a rank"
+        title = f"{who} finished while the others went on: {ending(done[-1].text, 110)}"
         for cause, strength in (("app.uneven-inputs", 0.64), ("app.collective-mismatch", 0.56)):
             yield Candidate(cause, strength, title, [done[-1], *hits[:3]], ranks_of(done))
 

@@ -62,8 +62,8 @@ def _title(item: Traceback, ranks: set[int]) -> str:
     return f"{who}raised {item.type}{message}{where}"
 
 
-_SURE = 0.8  # who raised tells this much: the message's words leave no doubt
-_DOUBT = 0.45  # what is left of a verdict where the message speaks of what is beneath the program: below a verdict
+_SURE = 0.8  # from here on who raised, and when, outweighs what the message speaks of
+_DOUBT = 0.45  # what is left, below a verdict, where the message speaks of what is beneath the program
 _CHAIN = 60  # lines: an exception and those that it led to
 _OTHERS_SUFFER = (
     "watchdog-timeout",

@@ -601,7 +601,7 @@ def gpus_told_slow(case: Case) -> Iterable[Candidate]:
     work, without the waiting for others; heat, power, memory errors or a second process there are what it does not tell."""
     hits = case.hits("straggler-report")
     ranks = {int(rank) for hit in hits for rank in _STRAGGLERS.findall(hit.groups["ranks"])}
-    title = f"the GPU of rank {ranges(sorted(ranks))} computes more slowly than the others, or than it did"
+    title = f"GPU work takes longer on rank {ranges(sorted(ranks))} than on others, or than before"
     for nth, cause in enumerate(("gpu.thermal-power", "gpu.ecc", "app.straggler-timeout") if ranks else ()):
         yield Candidate(cause, 0.44 - 0.02 * nth, title, hits, ranks)
 

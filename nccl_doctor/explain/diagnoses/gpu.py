@@ -149,8 +149,8 @@ def cuda_error_of_the_table(case: Case) -> Iterable[Candidate]:
     known = {place(hit) for signature in case.seen(Role.CAUSE) for hit in case.hits(signature.name)}
     for hit in (hit for hit in case.hits("cuda-call") if place(hit) not in known and not _LIST.search(hit.text)):
         for number, runtime, driver, text, cause in CUDA:
-            names = rf"\b(?:cudaError{runtime}|CUDA_ERROR_{driver or '-'})\b|{text or '-----'}"
-            if re.search(names, hit.text):
+            names = (rf"\bcudaError{runtime}\b", driver and rf"\bCUDA_ERROR_{driver}\b", text)
+            if re.search("|".join(filter(None, names)), hit.text):
                 title = f"a CUDA call failed: {text or f'cudaError{runtime}'}"
                 yield Candidate(
                     cause, 0.45 if number in _OPEN else 0.86, title, [hit], *speakers([hit]), vague=number in _OPEN

@@ -192,18 +192,22 @@ def not_started_on_a_host(case: Case) -> Iterable[Candidate]:
         )
 
 
-_POD_WAITS = re.compile(r"\S+\s+\d+/\d+\s+(?:Pending|ContainerCreating)\s")
+_POD = re.compile(
+    r"(?P<name>(?P<job>\S+?)(?:-(?:master|worker|launcher|head))?-\w+)\s+\d+/\d+\s+(?P<state>Pending|ContainerCreating|Running)\s"
+)
 
 
 @diagnosis
 def pods_not_running(case: Case) -> Iterable[Candidate]:
-    """The others waited at the rendezvous in vain, and kubectl lists a pod that does not run yet: its node is missing."""
-    waits = [hit for hit in case.hits("pod-row") if _POD_WAITS.match(hit.text.strip())]
+    """The others waited at the rendezvous in vain, and kubectl lists a pod of their job, to judge by its name, that does not
+    run yet: its node is missing."""
+    pods = [(found, hit) for hit in case.hits("pod-row") if (found := _POD.match(hit.text.strip()))]
+    run = {found["job"] for found, _ in pods if found["state"] == "Running"}
+    waits = [(found, hit) for found, hit in pods if found["state"] != "Running" and found["job"] in run]
     waited = case.hits("rdzv-timeout", "joined-partly", "socket-timeout", "master-timeout")
     if waits and waited:
-        name, _, state = waits[0].text.split()[:3]
-        title = f"the rendezvous timed out: pod {name} is {state}{f', and {len(waits) - 1} more' * (len(waits) > 1)}"
-        yield Candidate("launch.world-size", 0.86, title, [*waits[:4], *waited[:2]])
+        title = f"the rendezvous timed out: pod {waits[0][0]['name']} is {waits[0][0]['state']}"
+        yield Candidate("launch.world-size", 0.86, title, [*(hit for _, hit in waits[:4]), *waited[:2]])
 
 
 @diagnosis

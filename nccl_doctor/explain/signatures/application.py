@@ -231,6 +231,7 @@ says(
     "is not registered, please create group",
     "roup is not registered",
     "is not part of group",
+    "rocess group has been destroyed",
     "Cannot get rank of",
     "comm {} has already been destroyed",
     "ncclCommGetUniqueId should not be called",
@@ -266,7 +267,9 @@ says(
     strength=0.9,
     title="a process group is used before it exists, twice, or after its end",
     why="The order or the group of the call is wrong in the program.",
-    where=lambda groups, line: re.search(r"\b[Ss]kip", line) is None,
+    where=lambda groups, line: (
+        re.search(r"\b[Ss]kip", line) is None and ("group has been destroyed" not in line or "rror" in line)
+    ),
 )
 says(
     "communicator-not-ready",

@@ -91,7 +91,7 @@ says(
     strength=0.96,
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
-    where=lambda groups, line: re.search(r"ignoring the error|trying|instead|\busing\b|next port", line) is None,
+    where=lambda groups, line: re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)", line) is None,
 )
 says(
     "port-reserved",
@@ -377,7 +377,7 @@ says(
     why="The resolver does not know the name on this host: DNS, /etc/hosts, or a headless service that is not ready yet.",
     where=lambda groups, line: (
         (_IPV6 not in line or _IPV4 in line)
-        and ("be resolved" not in line or re.search(r"[Hh]ost|[Aa]ddress|[Nn]ode", line) is not None)
+        and ("be resolved" not in line or re.search(r"[Hh]ost|[Aa]ddress|[Nn]ode|[Nn]ame", line) is not None)
         and "'(null)'" not in line  # nslookup: the server's own address has no name
         and ("port" in groups or not re.search(r"huggingface|wandb|github|pypi|https?://|api\.|s3\.|amazonaws", line))
     ),
@@ -472,17 +472,21 @@ says(
     "nft{}drop",
     "DROP       tcp",
     "REJECT     tcp",
-    "firewalld{}active",
-    "ufw{}active",
     "UFW BLOCK",
     cause="net.firewall",
     strength=0.8,
-    title="a firewall rule drops or rejects the job's connections",
-    why="The log shows a dropping rule, a dropped packet, or that a host's firewall is on.",
-    where=lambda groups, line: (
-        re.search(r"\b(?:firewalld|ufw)\b", line) is None
-        or re.search(r"\b(?:firewalld|ufw)\b[^,;]*\bactive\b", line) is not None
-    ),
+    title="a firewall rule drops or rejects connections",
+    why="The log shows a dropping rule, or a dropped packet.",
+)
+says(
+    "firewall-on",
+    "firewalld{}active",
+    "ufw{}active",
+    cause="net.firewall",
+    strength=0.45,
+    title="a host's firewall is on",
+    why="Whether it lets the job's ports through, its rules say.",
+    where=lambda groups, line: re.search(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b", line) is not None,
 )
 says(
     "open-ports",

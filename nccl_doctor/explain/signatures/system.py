@@ -217,7 +217,7 @@ says(
     where=lambda groups, line: (
         # who sends it (torchrun at the end of its patience), and who will
         re.search(
-            r"closing signal|potential root causes|via Signals\.|\b(?:will|to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
+            r"closing signal|potential root causes|via Signals\.|\b(?:will|(?<!due )to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
             line,
         )
         is None
@@ -313,7 +313,10 @@ says(
 )
 # Names that also stand in lines of a sound mount
 _FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph")
-_UNWELL = re.compile(r"rror|ail|lost|closed|\bdown\b|hung|hang|unmount|expel|suspen|ime(?:d )?-?out|stale|respon|lease")
+_UNWELL = re.compile(
+    r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
+    re.IGNORECASE,
+)
 says(
     "fs-trouble",
     "Stale file handle",

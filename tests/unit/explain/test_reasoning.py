@@ -24,6 +24,7 @@ from nccl_doctor.explain.lines import ending, shortened
 from nccl_doctor.explain.model import Hit, LogSource, Role, Verdict
 from nccl_doctor.explain.ranking import EXPLAINS, LATE
 from nccl_doctor.explain.signatures import all_signatures
+from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.explain.summary import Summary
 from nccl_doctor.explain.topics import TOPICS
 from nccl_doctor.findings import playbooks
@@ -1499,3 +1500,32 @@ def test_an_empty_gid_is_told_as_one(own: str, empty: bool) -> None:
         f"k9:8:9 [0] {refused}, local GID index 3, local GID {own}, remote GID ::ffff:10.9.1.4\n"
     ).causes[0]
     assert first.id == "ib.gid-index" and ("GID entry 3 is empty" in first.title) is empty
+
+
+@pytest.mark.parametrize(
+    ("share", "step"),
+    [
+        (0.8, "step 10 iter_time: 9.3s exposed_comm: 80.0%"),
+        (0.85, "step 10 total 6.00s (compute 0.7s allreduce 5.10s)"),
+        (0.8, "loss 2.1 time 1500 ms comm 1.2s"),
+        (None, "loss 2.1 backward: 100 ms, allreduce: 90 ms"),  # of how much, nobody told
+        (0.5, "forward: 1300 ms, comm: 1200 ms, step_time: 2.4 s"),
+        (None, "gpu util 80%, comm efficiency 95%, allreduce bandwidth 92%"),
+    ],
+)
+def test_what_part_of_a_step_was_communication(share: float | None, step: str) -> None:
+    assert communication_share(step) == (share if share is None else pytest.approx(share))
+
+
+def test_a_pod_of_another_job_is_not_missing() -> None:
+    listed = (
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+        "fit-master-0   1/1     Running   0          21m\n{}   0/1     Pending   0          21m\n"
+    )
+    assert "fit-worker-0 is Pending" in explain_text(listed.format("fit-worker-0")).sentence
+    assert "Pending" not in explain_text(listed.format("notebook-0")).sentence
+
+
+def test_a_firewall_that_is_on_is_no_proof() -> None:
+    got = explain_text("trn03: docker active, firewalld active, ufw inactive\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "net.firewall")

@@ -383,6 +383,7 @@ def test_a_message_that_nobody_knows_is_guessed_by_its_words(cause: str, line: s
         "the frob of n7 is lost\nfrob ended: Terminated (signal 15)",  # by its launcher
         "frobd: ERROR no axis_fragmentations",
         "nvlink error   : a frob is not in frob.o",  # CUDA's linker
+        "frobd: error: the launch timed out",
         "the frob of n7 has received 9 messages and 15 more",
     ],
 )
@@ -400,9 +401,10 @@ def test_a_number_or_a_word_alone_says_nothing(line: str) -> None:
         ("gpu.driver", "cudaErrorInvalidDeviceFunction"),  # it begins like cudaErrorInvalidDevice
         ("gpu.not-visible", "cudaErrorInvalidDevice"),
         ("gpu.ecc", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("gpu.illegal-access", "CUDA error: operation not supported on global/shared address space"),
     ],
 )
-def test_cudas_errors_are_known_by_their_names(cause: str, error: str) -> None:
+def test_cudas_errors_are_known_by_their_names_and_texts(cause: str, error: str) -> None:
     got = explain_text(f"[frobd] error: the frob kernel returned {error}\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.CAUSE_FOUND, cause)
 
@@ -413,6 +415,8 @@ def test_a_list_of_cudas_errors_is_no_error() -> None:
     )
     assert explain_text(listed).verdict is Verdict.UNDECIDED
     assert explain_text("the frob kernel returned cudaErrorNotReady\n").verdict is Verdict.UNDECIDED
+    unknown = explain_text("----- the frob kernel returned CUDA_ERROR_UNKNOWN -----\n")
+    assert [cause.id for cause in unknown.causes] == ["gpu.driver"] and "NotSupported" not in unknown.causes[0].title
     busy = "the frob kernel returned cudaErrorDevicesUnavailable\n"  # by another process, or lost
     assert (explain_text(busy).verdict, explain_text(busy).causes[0].id) == (Verdict.UNDECIDED, "gpu.not-visible")
 
