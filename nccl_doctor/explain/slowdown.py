@@ -42,7 +42,8 @@ def slower_steps(case: Case) -> list[Hit]:
 
 _PART = re.compile(r"([A-Za-z][\w+ -]{1,24}?)[:= ]{1,2}(\d+(?:\.\d+)?) ?(m?s|%)(?![\w/])")
 _COMMUNICATION = re.compile(  # its time or share; not its efficiency, say
-    r"(?:(?<![a-z])comm(?:s|unicat\w*)?|all_?-?reduce|reduce_?-?scatter)(?:[_ ](?:time|wait\w*|share|fraction|pct))?$",
+    r"(?:(?<![a-z])comm(?:s|unicat\w*)?(?![a-z])|all_?-?reduce|reduce_?-?scatter)"
+    r"(?![\w+ -]*(?:effic|overlap|hid|band|bw|vol|byte|count|size|speed|flop))",
     re.I,
 )
 _STEP = re.compile(r"(?<![a-z])(?:step|iter(?:ation)?|batch|total|elapsed)(?:[_ ]time)?$|^time$", re.I)
