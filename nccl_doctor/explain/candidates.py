@@ -243,6 +243,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
         best.hits = best.hits + item.hits
         best.final = best.final or item.final
         best.cured = best.cured or item.cured
+        best.slows = best.slows or item.slows
         if not best.ranks:
             best.ranks = item.ranks
         best.hosts = best.hosts or item.hosts

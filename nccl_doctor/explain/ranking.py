@@ -114,7 +114,7 @@ def _slows(case: Case, item: Candidate) -> bool:
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over
     slow = item.id in _SLOWNESS or any(hit.signature in _MEASURED for hit in item.hits)  # what it costs was measured
-    return slow and not (item.vague or samples) and missed and not _finite_again(case, item)
+    return item.slows or (slow and not (item.vague or samples) and missed and not _finite_again(case, item))
 
 
 def _survived(case: Case, item: Candidate) -> bool:

@@ -184,9 +184,15 @@ def sounds_bad(text: str) -> bool:
 
 def _quiet(case: Case, loud: set[tuple[str, int]]) -> list[Hit]:
     """The last lines that sound like no trouble and say in plain words that something failed."""
-    ends = (hits for hits in case.summary.tails.values() if may_say_failure(hit.text for hit in hits))
-    last = (hit for hits in ends for hit in hits if says_failure(hit.text) and place(hit) not in loud)
-    return [hit for hit in last if "NCCL INFO" not in hit.text and not bystanders.is_of_a_service(hit.text)]
+    ends = (hit for hits in case.summary.tails.values() for hit in _failing(hits) if place(hit) not in loud)
+    return [hit for hit in ends if "NCCL INFO" not in hit.text and not bystanders.is_of_a_service(hit.text)]
+
+
+def _failing(hits: list[Hit]) -> list[Hit]:
+    """Those of these lines that say that something failed."""
+    joined = "\n".join(hit.text.replace("\n", " ") for hit in hits)  # few logs have one: asked of all at once
+    lines = {joined.count("\n", 0, found.start()) for found in _FAILURE_WORDS.finditer(joined)}
+    return [hits[line] for line in sorted(lines) if says_failure(hits[line].text)]
 
 
 @functools.lru_cache(maxsize=1)

@@ -30,7 +30,9 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
             return Verdict.UNDECIDED
         return Verdict.NOT_DISTRIBUTED if candidates[0].id == "unrelated" else Verdict.CAUSE_FOUND
     # Below that, a log without any sign of failure that moves on or ends is healthy.
-    accused = any(not _worked_after(case, proof) for proof in case.summary.proofs)
+    accused = any(item.slows for item in candidates) or any(
+        not _worked_after(case, proof) for proof in case.summary.proofs
+    )
     healthy = good and not (accused or case.hang.unfinished or case.hang.only_began or _failure_seen(case))
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 

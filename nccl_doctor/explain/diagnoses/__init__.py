@@ -33,6 +33,7 @@ class Candidate(msgspec.Struct):
     page: str = ""  # the playbook, where it is not the cause's own
     final: bool = False  # a diagnosis has already weighed it against the rest: it is not demoted
     cured: bool = False  # it was gone once something was changed: what went well afterwards speaks for it
+    slows: bool = False  # what it costs is speed: a job that goes on is neither healthy nor over it
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 

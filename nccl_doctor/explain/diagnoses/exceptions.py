@@ -131,6 +131,11 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     everyone = case.world > 1 and len(ranks) >= case.world
     if others_suffer and not everyone:
         return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
+    tested = case.last("busbw-average", first.hit.file)
+    worked = max((hit.line for hit in case.hits("progress") if hit.file == first.hit.file), default=0)
+    if tested and worked < tested.line < first.first_line and not ranks:
+        other = "nccl-tests had come to its end: another program raised it"
+        return [("unrelated", 0.78, other), ("app.rank-exception", 0.4, "")]
     half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
     # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
     raised = [rank for rank, code in case.exits.items() if code >= 0]

@@ -11,15 +11,26 @@ import msgspec
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of, place
+from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.lines import hosts_of, in_order, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.heat import HOT
 
 _CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
 _LOAD = re.compile(r"sm|utilization\.gpu\b")
 _POWER = re.compile(r"pwr|power\.draw\b")
 _LIMIT = re.compile(r"(?:enforced\.)?power\.limit\b")
 _HEAT = re.compile(r"tviol")
+_TEMPERATURE = re.compile(r"temperature\.gpu\b|gtemp\b")
+_FAN = re.compile(r"fan\.speed\b")
+_REASONS = re.compile(r"clocks_(?:event|throttle)_reasons\.active\b")
+_IDLE_REASON, _SET_REASON = 0x1, 0x2  # of the bit mask of clock event reasons: nothing to do; -lgc or -ac
+_INDEX = re.compile(r"(?:.*\s)?(?:index|gpu)$")  # behind what a collector put before the heading
+_MASK = re.compile(r"0x[0-9A-Fa-f]{16}")
+_RULE = re.compile(r"(?<!\S)-{8,}\s*$")  # dshbak puts a host's name between two of them
+_QUERY = re.compile(r"--query-gpu=([\w.,]+).*noheader")
 _BUSY = 50.0  # percent of time in which a GPU computes: below that it has reason to lower its clock
 _FULL = 0.6  # of the power limit: no idle GPU draws that much
 _SLOW = 0.6  # of the fastest busy neighbour's clock
@@ -27,16 +38,30 @@ _HEATED = 0.85  # the same for a GPU that says that heat slows it down
 _HELD_BACK = 50.0  # percent of time in which heat slowed a GPU down
 
 
+_NAMELESS = "a GPU"
+
+
 class _Row(msgspec.Struct):
     """One GPU at one moment."""
 
     hit: Hit
-    clock: float  # MHz; 0 if the table does not say
-    heat: float  # dmon's tviol: a percentage of time, or 1 for yes
+    clock: float = 0.0  # MHz; 0 if the table does not say
+    heat: float = 0.0  # dmon's tviol: a percentage of time, or 1 for yes
+    fixed: bool = False  # a setting holds the clock
+    temperature: float = 0.0  # degrees Celsius; 0 if the table does not say
+    power: float = 0.0  # W; 0 if the table does not say
+    fan: float | None = None  # percent of its speed; None if there is none
+    host: str = ""
+    name: str = _NAMELESS
 
 
 def _cells(text: str, heading: str) -> list[str]:
-    """Cells of a row, told apart as its heading's are: dmon's by blanks, others by commas or by several blanks."""
+    """Cells of a row, told apart as its heading's are: dmon's by blanks, others by commas or by several blanks.
+
+    Of a command that prints no heading, the columns are those that it asks for.
+    """
+    if text == heading and (asked := _QUERY.search(text)):
+        return asked.group(1).split(",")
     if "# gpu" in heading:
         return text.split()
     return [part.strip() for part in (text.split(",") if "," in heading else re.split(r"\s{2,}", text))]
@@ -44,23 +69,50 @@ def _cells(text: str, heading: str) -> list[str]:
 
 def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
     for name, cell in cells.items():
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ?(?:W|MHz|%))?", cell) if wanted.match(name) else None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ?(?:W|MHz|%|C))?", cell) if wanted.match(name) else None
         if found:
             return float(found.group(1))
     return None
 
 
+def _name(cells: dict[str, str]) -> str:
+    """Which GPU it is, where the row tells; it may stand first, behind what a collector put before the row."""
+    told = (cell.rsplit(None, 1)[-1] for name, cell in cells.items() if _INDEX.match(name) and cell)
+    return next((f"GPU {index}" for index in told if index.isdigit()), _NAMELESS)
+
+
 def _busy(heading: Hit, rows: Iterable[Hit]) -> Iterable[_Row]:
     """The rows below this heading that tell the clock of a GPU with work to do."""
     names = _cells(heading.text, heading.text)
-    for hit in rows:
+    lines, host = list(rows), ""
+    for at, hit in enumerate(lines):
+        if _RULE.search(hit.text):
+            host = (
+                prefix.parse(lines[at - 1].text).body.strip() if at > 1 and _RULE.search(lines[at - 2].text) else host
+            )
+            continue
         cells = _cells(hit.text, heading.text)
         by_name = dict(zip(reversed(names), reversed(cells), strict=False))
         clock, load = _number(by_name, _CLOCK), _number(by_name, _LOAD)
-        power, limit = _number(by_name, _POWER), _number(by_name, _LIMIT)
-        full = bool(power and limit and power >= _FULL * limit)
+        power, limit = _number(by_name, _POWER) or 0.0, _number(by_name, _LIMIT)
+        full = bool(limit and power >= _FULL * limit)
+        reasons = next(
+            (int(cell, 16) for name, cell in by_name.items() if _REASONS.match(name) and _MASK.fullmatch(cell)), 0
+        )
+        if load is None and not limit and reasons:
+            full = not reasons & _IDLE_REASON
         if full if load is None else load >= _BUSY:
-            yield _Row(hit, clock or 0.0, _number(by_name, _HEAT) or 0.0)
+            yield _Row(
+                hit,
+                clock or 0.0,
+                _number(by_name, _HEAT) or 0.0,
+                bool(reasons & _SET_REASON),
+                _number(by_name, _TEMPERATURE) or 0.0,
+                power,
+                _number(by_name, _FAN),
+                hit.host or host,
+                _name(by_name),
+            )
 
 
 def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
@@ -69,31 +121,102 @@ def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
     return [row for row in rows if row.file == heading.file and heading.line < row.line < min(nexts, default=1 << 62)]
 
 
+def _asked(case: Case) -> list[_Row]:
+    """What nvidia-smi dmon, or a query, says of the GPUs that have work to do."""
+    headings, rows = case.hits("gpu-table"), case.hits("gpu-table-rows")
+    return [row for head in headings for row in _busy(head, below(head, headings, rows))]
+
+
 @diagnosis
 def slower_clock(case: Case) -> Iterable[Candidate]:
     """nvidia-smi dmon, or a query for clocks: a GPU with work to do runs at a far lower clock than its neighbours.
 
-    Idle GPUs lower their clocks: only rows that show load, or power near the limit, are compared.
+    Idle GPUs lower their clocks: only rows that show load, power near the limit, or a reason other than idleness, are compared.
     """
-    headings = case.hits("gpu-table")
-    rows = [row for head in headings for row in _busy(head, below(head, headings, case.hits("gpu-table-rows")))]
+    rows = _asked(case)
     fastest = max((row.clock for row in rows), default=0.0)
-    slow = [row for row in rows if 0 < row.clock < fastest * (_HEATED if row.heat else _SLOW) or row.heat >= _HELD_BACK]
+    slow = [
+        row
+        for row in rows
+        if 0 < row.clock < fastest * (_HEATED if row.heat or row.fixed else _SLOW) or row.heat >= _HELD_BACK
+    ]
     if not slow:
         return
     others = [row.clock for row in rows if row not in slow and row.clock]
+    hosts = {row.host for row in slow if row.host}
     if others and slow[0].clock:
         usual = statistics.median(others)
-        title = f"a GPU runs at {slow[0].clock:.0f} MHz under load, its neighbours at {usual:.0f} MHz"
+        where = f" of {hosts.pop()}" if len(hosts) == 1 and len(slow) > 1 else ""
+        who = f"{len(slow)} GPUs{where} run" if len(slow) > 1 else "a GPU runs"
+        why = " by a setting (nvidia-smi -lgc or -ac)" if all(row.fixed and not row.heat for row in slow) else ""
+        title = f"{who} at {slow[0].clock:.0f} MHz under load{why}, {'others' if where else 'its neighbours'} at {usual:.0f} MHz"
     else:
         title = f"heat slows a GPU down in {slow[0].heat:.0f} % of the time"
     yield Candidate(
         "gpu.thermal-power",
         0.82,
         title,
-        [*(row.hit for row in slow), *headings[:1]],
-        hosts=hosts_of(row.hit for row in slow),
+        [*(row.hit for row in slow), *case.hits("gpu-table")[:1]],
+        hosts={row.host for row in slow if row.host},
     )
+
+
+_BOX = re.compile(
+    r"\|\s+(?:(?P<fan>\d+)%|N/A|ERR!)\s+(?P<temperature>\d+)C\s+P\d+\s+(?P<power>\d+)W / .{20,90}?(?P<load>\d+)%\s+\S"
+)
+_BOX_NAME = re.compile(r"\|\s+(\d+)\s")
+_FAN_RUNS = 80.0  # degrees Celsius: a fan that rests when there is little to do has long started, and water is cooler
+_HOTTER = 15.0  # degrees Celsius above its neighbours: more than its place in the stream of air makes
+_LITTLE_POWER = 0.6  # of what its neighbours draw at the same load
+
+
+def _boxes(case: Case) -> Iterable[_Row]:
+    """What nvidia-smi's own table says of the GPUs that have work to do."""
+    names = {(hit.file, hit.line): hit for hit in case.hits("gpu-in-table")}
+    for hit in case.hits("power-and-cap"):
+        found, named = _BOX.search(hit.text), names.get((hit.file, hit.line - 1))
+        if found is None or float(found["load"]) < _BUSY:
+            continue
+        name = _BOX_NAME.search(named.text) if named else None
+        yield _Row(
+            hit,
+            temperature=float(found["temperature"]),
+            power=float(found["power"]),
+            fan=float(found["fan"]) if found["fan"] else None,
+            host=hit.host,
+            name=f"GPU {name.group(1)}" if name else _NAMELESS,
+        )
+
+
+@diagnosis
+def hotter_gpu(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi: a GPU with work to do is as hot as GPUs that slow down, and its fan stands still, or it draws far less than
+    its neighbours, or is far hotter than they are: the heat is its own, and holds it back."""
+    rows = [row for row in (*_boxes(case), *_asked(case)) if row.temperature]
+    told = case.has(PACE_LEFT) or (rows and complaints(case))
+    for row in rows:
+        still = row.fan == 0 and row.temperature >= _FAN_RUNS
+        if not still and row.temperature < HOT:
+            continue
+        others = [
+            one
+            for one in rows
+            if (one.name, one.host) != (row.name, row.host) or row.name == _NAMELESS
+            if one.temperature <= row.temperature - _HOTTER
+        ]
+        usual = statistics.median(one.power for one in others) if others else 0.0
+        little = 0 < row.power <= _LITTLE_POWER * usual
+        if not (still or little or (others and told)):
+            continue  # warm, and does its work all the same
+        title = f"{row.name} is at {row.temperature:.0f} C" + (" with its fan at 0 %" if still else "")
+        if little:
+            title += f", and draws {row.power:.0f} W where its neighbours draw {usual:.0f} W"
+        elif others:
+            title += f", its neighbours at {statistics.median(one.temperature for one in others):.0f} C"
+        strength = 0.84 if little else 0.78 if still else 0.6
+        hits = [row.hit, *(one.hit for one in others[:3])]
+        yield Candidate("gpu.thermal-power", strength, title, hits, hosts={row.host} - {""}, slows=True)
+        return
 
 
 _DRAWN = re.compile(r"(\d+)W / +(\d+)W ")
@@ -117,6 +240,26 @@ def lower_power_cap(case: Case) -> Iterable[Candidate]:
         title = f"a GPU is held at {cap} W by its power cap, its neighbours may draw {most} W"
         others = [hit for _, other, hit in drawn if other == most]
         yield Candidate("gpu.thermal-power", 0.72, title, [*capped[:4], *others[:2]], hosts=hosts_of(capped))
+
+
+@diagnosis
+def lowered_power_limit(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi -q: a GPU is held back by its power limit, which somebody set far below its board's own, and the job is too
+    slow. Without a complaint a low limit is a choice."""
+    capped = case.hits("power-capped")
+    limits: dict[bool, list[Hit]] = {True: [], False: []}
+    for hit in case.hits("power-limits"):
+        limits["Default" in hit.text].append(hit)
+    low = [
+        (now, default)
+        for now, default in zip(limits[False], limits[True], strict=False)
+        if float(now.groups["watts"]) < _LOWERED * float(default.groups["watts"])
+    ]
+    slow = complaints(case) or case.hits(PACE_LEFT)[1:2]
+    if capped and low and slow:
+        now, default = low[0]
+        title = f"a GPU is held at {now.groups['watts']} W by a power limit, its board is made for {default.groups['watts']} W"
+        yield Candidate("gpu.thermal-power", 0.72, title, [now, default, *capped[:1], *slow[:1]])
 
 
 _RATE = re.compile(r"(?:GPU|gpu|cuda|device)[ :#_]{0,2}(\d{1,3})\b(\D{1,60})(\d+(?:\.\d+)?) ?([TG]?FLOP|GB/s|MHz)")
@@ -181,6 +324,44 @@ def dcgm_metrics(case: Case) -> Iterable[Candidate]:
             hits = [hit for hit in hits if int(float(hit.groups["value"])) & _HARD_SLOWDOWN]
         if hits:
             yield Candidate(cause, strength, title, hits)
+
+
+_SPREAD = re.compile(r"(M[nx])(Rtt|Tmp|Utl|Clk|DRtt)/Rnk: (\d+(?:\.\d+)?)[a-zA-Z%]*/(\d{1,7})")
+_FEW_REPORTS = 3
+_WAITS_FOR_DATA = 0.3  # of a rank's time in a report: a loader that keeps up costs milliseconds
+
+
+@diagnosis
+def straggler_lines(case: Case) -> Iterable[Candidate]:
+    """Megatron's straggler detector tells the least and the most of all ranks' clocks, heat, load and times, and who has it.
+
+    Where all ranks are loaded, a GPU at half of another's clock holds all of them up, and so does a rank that waits for its data.
+    """
+    hits = in_order((*case.hits("megatron-straggler"), *case.lasts("megatron-straggler")))
+    reports = [(dict(_spread(hit)), hit) for hit in hits]
+    slow, hungry = [], []
+    for told, hit in reports:
+        (least, who), (most, _), (_, hottest) = (told.get(key, (0.0, "")) for key in ("MnClk", "MxClk", "MxTmp"))
+        busy = told.get("MnUtl", (0.0, ""))[0] >= _BUSY
+        if busy and 0 < least < most * (_HEATED if hottest == who and told["MxTmp"][0] >= HOT else _SLOW):
+            slow.append((who, told, hit))
+        if told.get("MxDRtt", (0.0, ""))[0] > _WAITS_FOR_DATA * told.get("MxRtt", (1e18, ""))[0]:
+            hungry.append((told["MxDRtt"][1], told, hit))
+    if slow and slow[-1][2] is hits[-1]:  # and is so still
+        who, told, hit = slow[-1]
+        heat = f" and {told['MxTmp'][0]:.0f} C" if told.get("MxTmp", (0.0, ""))[1] == who else ""
+        title = f"rank {who}'s GPU runs at {told['MnClk'][0]:.0f} MHz{heat} under load, the fastest at {told['MxClk'][0]:.0f} MHz"
+        proof = [hit, *(one for _, _, one in slow)]
+        yield Candidate("gpu.thermal-power", 0.82, title, proof, {int(who)}, slows=True)
+    elif len(hungry) >= _FEW_REPORTS and len({who for who, _, _ in hungry}) == 1:
+        who, told, hit = hungry[-1]
+        title = f"rank {who} waits {told['MxDRtt'][0]:.0f} ms for its data, of {told['MxRtt'][0]:.0f} ms"
+        proof = [hit, *(one for _, _, one in hungry)]
+        yield Candidate("app.straggler-timeout", 0.6, title, proof, {int(who)}, slows=True)
+
+
+def _spread(hit: Hit) -> Iterable[tuple[str, tuple[float, str]]]:
+    return ((end + what, (float(number), rank)) for end, what, number, rank in _SPREAD.findall(hit.text))
 
 
 # Words of a node's drain reason (Slurm's own, LBNL NHC, the clouds' checks, administrators) -> cause.

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
+FEWEST = 3  # where a paste holds fewer in all: what somebody chose to show
 ENOUGH = 24  # rows: of more, every second, third, ... one tells as well whether there are two levels
 SLOWER = 4 / 3  # times: a third more time for a step
-FAR_SLOWER = 1.6  # where the lines between are not known, which may say why
+FAR_SLOWER = 1.6  # where the lines between are not known, which may say why, or the rows are few
 SIGNATURE = "pace-left"  # of the hits that are made of it
 _OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
@@ -77,7 +78,7 @@ def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterat
     for index, (_, raw) in enumerate(lines):
         shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
     for shape, found in shapes.items():
-        if len(found) < 2 * LEAST:
+        if len(found) < 2 * FEWEST:
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
         if not names:
@@ -134,8 +135,11 @@ def _of_rows(
     values = [_NUMBER.findall(_text(raw)) for _, raw in rows]
     rows = [row for row, found in zip(rows, values, strict=True) if len(found) == len(names)]
     values = [found for found in values if len(found) == len(names)]
-    if len(values) < 2 * LEAST:
+    if len(values) < 2 * FEWEST:
         return
+    least = LEAST
+    if len(values) < 2 * LEAST:
+        least, slower = FEWEST, max(slower, FAR_SLOWER)
 
     def columns(kind: int) -> list[tuple[str, list[float]]]:
         wanted = [at for at, name in enumerate(names) if _kinds(name)[kind]]
@@ -148,7 +152,7 @@ def _of_rows(
         together = [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)]
         paces.append(("the sum of a step's parts", together))
     for name, cells in paces:
-        at = _level_left(cells, slower)
+        at = _level_left(cells, slower, least)
         if at is None:
             continue
         others = [(told, [_value(found[place]) for found in values]) for place, told in enumerate(names)]
@@ -178,14 +182,14 @@ def _medians(cells: list[float], at: int) -> tuple[float, float]:
     return statistics.median(cells[:at]), statistics.median(cells[at:])
 
 
-def _level_left(times: list[float], slower: float) -> int | None:
+def _level_left(times: list[float], slower: float, least: int) -> int | None:
     """The index of the first row of a new, slower level that lasts to the end; None if there are no two levels."""
     if min(times) <= 0:
         return None
     total, left, best, where = sum(times), 0.0, 0.0, 0
-    for at, time in enumerate(times[:-LEAST], 1):
+    for at, time in enumerate(times[:-least], 1):
         left += time
-        if at < LEAST:
+        if at < least:
             continue
         mean = (total - left) / (len(times) - at) - left / at
         weighed = mean * mean * at * (len(times) - at) if mean > 0 else 0.0

@@ -513,9 +513,10 @@ says(
     "clocks.gr",
     "clocks.current.sm",
     "clocks.current.gr",
-    why="The heading of a table of GPUs with their clocks: nvidia-smi dmon, or a query.",
+    "temperature.gpu",
+    why="The heading of a table of GPUs with their clocks or heat: nvidia-smi dmon, or a query (of `noheader` the command itself).",
     where=lambda groups, line: " pclk" in line or " tviol" in line if "# gpu" in line else "," in line or "  " in line,
-    rows=24,
+    rows=96,  # of a few hosts with eight GPUs each
 )
 says(
     "device-rate",

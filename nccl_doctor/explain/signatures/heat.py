@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 from nccl_doctor.explain.signatures.gpu import NONE
 
@@ -12,7 +13,19 @@ says(
     "STRAGGLER DETECTION WARNING: Some GPUs {what}. Affected ranks: {ranks}",
     why="NVIDIA's resiliency extension times the kernels of each rank: these GPUs are slower than the others', or than they were.",
 )
-_HOT = 88  # degrees Celsius from which data-centre GPUs slow down
+says(
+    "megatron-straggler",
+    "MnRtt/Rnk: {least:word} | MxRtt/Rnk: {most:word} |",
+    why="Megatron's --log-straggler (and Composer's callback of it): least and most of each rank's times, power, heat, load and clock.",
+)
+says(
+    "gpu-in-table",
+    ".0 Off |",
+    ".0 On |",
+    why="nvidia-smi's table: the line that names a GPU, above the one that tells its heat and power.",
+    every=True,
+)
+HOT = 88  # degrees Celsius from which data-centre GPUs slow down
 says(
     "throttle",
     "Slowdown{}: Active",
@@ -33,6 +46,20 @@ says(
     title="GPUs are throttled by heat or power",
     why="A slowdown reason is active: heat, power brake (the board's or rack's power supply) or a thermal limit.",
     where=lambda groups, line: "Not Active" not in line and not NONE.search(line),
+)
+says(
+    "power-capped",
+    "SW Power Cap{}: Active",
+    role=Role.HARMLESS,
+    why="A GPU that computes at full power lowers its clock to stay within its power limit: the normal state under dense work.",
+)
+says(
+    "power-limits",
+    "Current Power Limit{}: {watts:num} W",
+    "Enforced Power Limit{}: {watts:num} W",
+    "Default Power Limit{}: {watts:num} W",
+    why="nvidia-smi -q: the most that a GPU may draw, and what its board was made for.",
+    every=True,
 )
 says(
     "throttle-mask",
@@ -74,7 +101,7 @@ says(
     where=lambda groups, line: (
         not re.search(r"Not Active|N/A|no throttl|GPU (?:Shutdown|Slowdown|Max)|Core temperature above", line)
         and not NONE.search(line)
-        and int(groups.get("temp", "").lstrip("+") or _HOT) >= _HOT
+        and int(groups.get("temp", "").lstrip("+") or HOT) >= HOT
         and ("power cap" not in line or re.search(r"reach|exceed|limited|thrott|slow|\bhit\b", line) is not None)
     ),
 )
@@ -107,5 +134,6 @@ says(
 says(
     "power-and-cap",
     "W / {cap:int}W ",
-    why="nvidia-smi's table: what a GPU draws, and the most that it may draw.",
+    why="nvidia-smi's table: fan, temperature and load of a GPU, what it draws, and the most that it may draw.",
+    every=True,
 )

@@ -102,6 +102,18 @@ def test_a_pace_that_varies_is_healthy(style: str, times: list[float]) -> None:
     assert _explain(_log(style, times) + "Training complete\n").verdict is Verdict.HEALTHY
 
 
+@pytest.mark.parametrize("style", ["bars", "json", "table"])
+def test_in_a_paste_three_rows_on_either_side_tell_a_far_slower_level(style: str) -> None:
+    assert _explain(_log(style, [1.0] * 3 + [1.9] * 3)).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "times", [[1.0] * 3 + [1.4] * 3, [1.0] * 2 + [1.9] * 4, [1.0] * 4 + [1.9] * 2, [1.0, 1.2, 1.0, 1.5, 2.0, 2.6]]
+)
+def test_in_a_paste_less_is_healthy(times: list[float]) -> None:
+    assert _explain(_log("bars", times)).verdict is Verdict.HEALTHY
+
+
 @pytest.mark.parametrize(
     "said",
     [
