@@ -138,6 +138,10 @@ def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
     if unseen := set(own[0].missing).difference(ranks):  # those of a finding are known to have no process
         many = len(unseen) > 1
         return f"rank{'s' if many else ''} {ranges(unseen)} {'were' if many else 'was'} not seen, and may be at work"
+    waiting = {rank.number for rank in own[0].waiting}
+    if not ranks and (away := set(own[0].ranks) - waiting):
+        many = len(away) > 1
+        return f"rank{'s' if many else ''} {ranges(away)} {'are' if many else 'is'} elsewhere, and may come"
     for number in ranks:
         rank = own[0].ranks.get(number)
         if rank is None:

@@ -74,6 +74,10 @@ def test_two_looks_at_one_rank_that_holds_the_others_are_equal() -> None:
 def test_a_job_in_which_all_wait_may_be_ended_and_one_that_moves_has_no_key() -> None:
     stands = seen(test_hang.bundle(*test_hang.four()))
     assert (stands.answer.verdict, bool(stands.key), stands.keep_on) == ("stands", True, "")
+    busy = [test_hang.reading("R", cpu_s=1.0), test_hang.reading("R", cpu_s=4.0)]
+    work = (test_hang.process(rank, test_hang.OWN, readings=busy) for rank in range(1, 4))
+    early = seen(test_hang.bundle(test_hang.process(0), *work))  # rank 0 alone waits, for those who compute
+    assert (early.answer.verdict, early.keep_on) == ("stands", "ranks 1-3 are elsewhere, and may come")
     ranks = test_hang.four()
     for item in ranks:
         item["connections"] = [{**one, "moved_bytes": 1 << 20} for one in item["connections"]]
@@ -425,6 +429,12 @@ def test_a_job_that_stands_and_ends_at_sigterm_is_12(tmp_path: Path) -> None:
     script = f"sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait"  # an orphan, once the command has ended
     ended, looks, _, _ = guarded(tmp_path, script, [HELD, STANDS], grace_s=1.0)
     assert ended == _launch.Ended(int(ExitCode.UNDECIDED), hung=True) and looks == 3 and _is_gone(tmp_path / "child")
+
+
+def test_who_is_told_to_end_while_it_ends_a_job_is_not_to_start_another(tmp_path: Path) -> None:
+    script = "trap 'trap \"\" TERM; kill -TERM $PPID; kill $!; exit 0' TERM; sleep 600 & wait"
+    ended, *_ = guarded(tmp_path, script, [HELD])
+    assert ended == _launch.Ended(int(ExitCode.FINDINGS), told=True, hung=True)
 
 
 def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path: Path) -> None:
@@ -814,6 +824,7 @@ FAILED, GOOD, HUNG = _launch.Ended(1), _launch.Ended(0), _launch.Ended(11, hung=
         ([_launch.Ended(1, cause="unrelated", title="a typo")], 1, 1),
         ([FAILED, _launch.Ended(2, cause="app.rank-exception", title="KeyError")], 2, 2),
         ([_launch.Ended(7, told=True)], 7, 1),
+        ([_launch.Ended(11, told=True, hung=True)], 11, 1),
         ([_launch.Ended(143)], 143, 1),  # somebody told the command itself to end
         ([_launch.Ended(130)], 130, 1),
         ([_launch.Ended(127)], 127, 1),
