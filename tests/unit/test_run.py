@@ -240,6 +240,10 @@ def test_what_runs_on_is_told_by_host_rank_and_pid() -> None:
             "ranks 2-3 and torchrun still run on gpu02; to end them, there: kill 90 102 103",
         ),
     )
+    spawned = [marked(rank) for rank in (0, 1)]
+    for process in spawned:
+        del process["environment"]["RANK"]
+    assert ran_on(*spawned).told == ("2 ranks still run on gpu01; to end them, there: kill 100 101",)
 
 
 def test_what_another_command_started_or_ran_before_is_none_of_it() -> None:
