@@ -13,7 +13,7 @@ _C10D = (
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
 _WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
-_OBJECTS = ("_object_to_tensor", "_tensor_to_object")  # pickles and unpickles by itself: nobody waits in them
+_OBJECTS = ("_object_to_tensor", "_tensor_to_object")  # who is in them pickles or unpickles, and waits for nobody
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
 
 

@@ -734,7 +734,7 @@ def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> No
         "rank 0 waits in all_gather at train (train.py:0), rank 1 in barrier at train (train.py:1)" in answer.sentence
     )
     of_all = [process(rank, calls(f"call_{rank}", rank, default_group=True)) for rank in range(2)]
-    for pair in (ranks[:2], of_all):  # ranks 2 and 3 may be who both wait for, or who one of them has not to wait for
+    for pair in (ranks[:2], of_all):  # ranks 2 and 3 may be who both wait for, or be behind
         part = bundle(*pair)
         seen = examine(msgspec.structs.replace(part, hosts=part.hosts[:1]))
         assert seen.verdict == "stands" and "; perhaps rank 0 waits in" in seen.sentence

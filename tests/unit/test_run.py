@@ -289,13 +289,20 @@ def test_a_rank_that_outlives_its_command_is_named_and_waited_for(tmp_path: Path
 
 
 def left_by(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *seen: Bundle | Exception | int | None, local: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *seen: Bundle | Exception | int | None,
+    local: bool = False,
+    kept: bool = False,
 ) -> tuple[Left, bool]:
     """What a guard says of these looks, one after the other, at a job that bears the mark m1. A number: of a signal that comes
     meanwhile."""
     looks = list(seen)
+    place = tmp_path / "place"
+    place.mkdir(exist_ok=True)
 
-    def see(*_: object) -> Bundle | None:
+    def see(guard: Guard, name: str, *_: object) -> Bundle | None:
+        (place / name).touch()
         found = looks.pop(0) if looks else pytest.fail("one look too many")
         if isinstance(found, Exception):
             raise found
@@ -308,9 +315,12 @@ def left_by(
     monkeypatch.setattr(_guard.time, "sleep", lambda _: None)
     monkeypatch.setattr(_guard, "bearing", lambda mark: [1])
     following = Following(ways=(), local=local)
-    guard = Guard(following, tmp_path / "hostfile", ("gpu01", "gpu02"), "m1", None, None)  # type: ignore[arg-type]
+    keep = Keep(tmp_path / "keep" if kept else None, place, ["true"], {}, ())
+    guard = Guard(following, place / "hostfile", ("gpu01", "gpu02"), "m1", None, keep)  # type: ignore[arg-type]
     guard._started -= YOUNG_S
-    return guard.left()
+    found = guard.left()
+    keep.save("exit 1")
+    return found
 
 
 def test_ranks_that_end_by_themselves_are_waited_for(
@@ -324,7 +334,13 @@ def test_ranks_that_end_by_themselves_are_waited_for(
     found, told_to_end = left_by(monkeypatch, tmp_path, runs, signal.SIGINT)
     assert found.told and told_to_end  # whoever is at the terminal has seen enough
     monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
-    assert left_by(monkeypatch, tmp_path, runs, runs)[0].told
+    assert left_by(monkeypatch, tmp_path, runs, runs, kept=True)[0].told
+    (kept,) = (tmp_path / "keep").iterdir()
+    assert {path.name for path in kept.iterdir()} == {
+        "job.json",
+        "left.txt",
+    }  # no bundle: `explain` reads those as causes
+    assert (kept / "left.txt").read_text() == "rank 0 still runs on gpu01; to end it, there: kill 100\n"
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("no-such-word", 127), ("exit 0", 0)])
