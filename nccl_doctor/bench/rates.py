@@ -121,9 +121,7 @@ def _scaled(name: str, run: Outcome, line: Fit, collective: str, gpus: int, host
         "that run did not complete": not run.complete,
     }
     low_us = high_us = line.alpha_us
-    if call_bytes < min(
-        sizes
-    ):  # no proof down there: it takes no less than its bytes, and no more than one of that size
+    if call_bytes < min(sizes):  # not measured: it takes no less than its bytes, and no more than one of that size
         low_us, high_us = 0.0, line.alpha_us + (min(sizes) - call_bytes) / line.beta_gbs / 1e3
     return Rate(
         Range(busbw * min(1.0, ratio) / off, busbw * max(1.0, ratio) * off),

@@ -201,8 +201,10 @@ class Guard:
             _hosts.say("it has ended")
         if found.unseen:
             _hosts.say(f"whether any rank still runs on {fold(found.unseen)} is not known: it could not be looked at")
-        elif not found.told:
-            self._hostfile.with_name("left.ndb").unlink(missing_ok=True)  # it says nothing
+        # Its bundle is not kept: to whoever reads it as a look at the job, the ranks that have ended would be the cause.
+        self._hostfile.with_name("left.ndb").unlink(missing_ok=True)
+        if found.told:
+            self._keep.add("left.txt", lambda: "\n".join((*found.told, "")).encode())
         return found, bool(told)
 
     def _command(self) -> Command:

@@ -247,7 +247,7 @@ def _pass_through(
             while copy.is_alive() and (time.monotonic() < until or not (to_end() or kept.silent_s())):
                 copy.join(0.05)
     if hung is not None:
-        return Ended(int(hung), hung=True)
+        return Ended(int(hung), told=to_end(), hung=True)
     return Ended(128 - status if status < 0 else status, told=to_end())
 
 

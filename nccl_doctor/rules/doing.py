@@ -13,6 +13,7 @@ _C10D = (
 )
 _STORE = ("init_process_group", "_store_based_barrier", "new_group", "_new_process_group_helper", "split_group")
 _WORKER = ("torch/utils/data/_utils/worker.py", "_worker_loop")
+_OBJECTS = ("_object_to_tensor", "_tensor_to_object")  # who is in them pickles or unpickles, and waits for nobody
 _INSIDE = ("wrapper", "inner", "wait", "_wait", "_exception_logger.<locals>.wrapper", "_time_logger.<locals>.wrapper")
 
 
@@ -82,11 +83,11 @@ def _leaves_it_to_another(frames: tuple[Frame, ...]) -> bool:
     return bool(frames) and all(frame.installed for frame in frames) and not own_end
 
 
-def other_threads(process: Process) -> list[str]:
-    """Its other Python threads: each with its innermost line in the user's own code, or anywhere."""
+def other_threads(process: Process, *, own: bool = False) -> list[str]:
+    """Its other Python threads: each with its innermost line in the user's own code, or (unless ``own``) anywhere."""
     told, at_work = [], thread_of(process)
     for thread in _threads(process, -1):
-        lines = [frame for frame in thread.frames if not frame.installed] or list(thread.frames)
+        lines = [frame for frame in thread.frames if not frame.installed] or ([] if own else list(thread.frames))
         if lines and thread != at_work:
             told.append(f"thread {thread.name or thread.id}: {lines[0]}")
     return told
@@ -126,6 +127,8 @@ def _without_stack(main: Thread) -> Doing:
 def _in_python(frames: tuple[Frame, ...]) -> tuple[str, str, Frame | None]:
     """Kind, the collective's name, and the frame that says so."""
     calls = [frame for frame in frames if frame.short.startswith(_C10D) and frame.function not in _INSIDE]
+    if calls and calls[0].function in _OBJECTS:
+        return "own", "", calls[0]
     if calls:
         starts = [frame for frame in calls if frame.function in _STORE]
         if starts:  # told as the call that the user knows, and placed in the innermost

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain.flight_recorder.point_to_point import IN_TURN, cycle
 from nccl_doctor.findings.model import Finding, Fix, Severity, finding
-from nccl_doctor.rules.doing import Doing, frames_of
+from nccl_doctor.rules.doing import Doing, frames_of, other_threads
 from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.rules.job_reason import sleeps_on_a_lock
 from nccl_doctor.rules.job_words import ANSWERED_BY, QUOTED, WAITING, called, place_of, places, ranks_of, silence, where
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
@@ -28,9 +29,10 @@ def different_calls(fleet: Fleet) -> Iterator[Finding]:
     Ranks that receive from each other in a ring (or send), where nobody posts the other half. A rank that waits for the
     message of one that is in a collective. Different collectives, or one collective in two places of the program: a rank
     has left one out. Where some rank is in no such call at all, that one is looked at instead: ranks of different process
-    groups wait for it in different ones. That two calls exclude each other is proved where both name no group, or where
-    every rank of the world was found waiting and nobody else is in one of them; a program with several process groups,
-    of which some ranks were not seen, looks alike, and is a warning.
+    groups wait for it in different ones. That two calls exclude each other is proved where every rank of the world was
+    found waiting, and one names no group, or has one rank alone in it. Where ranks were not seen, one of them may
+    be behind, and who has done its part of a collective goes on to the next: a warning. So are messages of a rank with
+    another thread of the program's own, which may post the other half.
     """
     for job in jobs_of(fleet):
         if job.moves or not job.stays:
@@ -74,7 +76,7 @@ def _deadlock(job: RunningJob, ring: list[Rank]) -> Finding:
         in_order,
         f"{ranks_of(in_order)} wait for each other in a ring, {' -> '.join(chain)}, in {', '.join(calls[:_TOLD])}",
         ring,
-        0.9 if job.stands else 0.6,
+        0.4 if _has_threads(ring) else 0.9 if job.stands else 0.6,
         Fix(IN_TURN),
     )
 
@@ -90,14 +92,14 @@ def _unanswered(job: RunningJob) -> Finding | None:
         return None
     receivers = [job.ranks[number] for number in pairs]
     senders = list({peer.number: peer for peer in pairs.values()}.values())
-    sure = _whole(job) or all(peer.in_default_group for peer in senders)
+    sure = _whole(job) and not _has_threads(senders)
     who = sorted([*receivers, *senders], key=lambda rank: rank.number)
     return _mismatch(
         job,
         who,
         _sentence([*_calls(receivers), *_calls(senders)]),
         who,
-        (0.85 if job.stands else 0.6) if sure else 0.4,
+        0.4 if not sure else 0.85 if job.stands else 0.6,
         Fix("one has a message too few, or the other one too many: compare what both lines come after"),
     )
 
@@ -123,9 +125,9 @@ def _sides(job: RunningJob) -> Finding | None:
     certain = by_name and surely and _exclude_each_other(job, list(sides.values()))
     if job.stands and certain:
         sure = 0.9
-    elif len(odd) > 1 or not (certain or _whole(job)) or not (surely or job.silent_s):
+    elif len(odd) > 1 or not _whole(job) or not (surely or (job.silent_s and _may_be_in_one(job))):
         sure = 0.4
-    else:  # a call that is no collective may be one that waits for it
+    else:
         sure = 0.6 if not job.stands or not by_name else 0.8 if surely else 0.7
     ordered = [rank for side in (*odd, most) for rank in side]
     blamed = job.waiting if len(few) >= len(most) else few
@@ -134,10 +136,18 @@ def _sides(job: RunningJob) -> Finding | None:
 
 def _exclude_each_other(job: RunningJob, sides: list[list[Rank]]) -> bool:
     """Whether no rank is left that could complete one of these calls, whatever their groups are."""
-    if any(rank.now.name in _OF_ANY for side in sides for rank in side):
+    if not _whole(job) or any(rank.now.name in _OF_ANY for side in sides for rank in side):
         return False
-    of_all = sum(any(rank.in_default_group for rank in side) for side in sides)
-    return of_all > 1 or (_whole(job) and (of_all > 0 or any(len(side) == 1 for side in sides)))
+    return any(len(side) == 1 or any(rank.in_default_group for rank in side) for side in sides)
+
+
+def _may_be_in_one(job: RunningJob) -> bool:
+    """Whether those who are in no call that is known may wait in a collective that no Python frame shows."""
+    return all(rank.now.kind in SURELY or sleeps_on_a_lock(rank, job) for rank in job.waiting)
+
+
+def _has_threads(ranks: Iterable[Rank]) -> bool:
+    return any(other_threads(rank.process, own=True) for rank in ranks)
 
 
 def _whole(job: RunningJob) -> bool:

@@ -97,7 +97,7 @@ def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
     return None
 
 
-_GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind")
+_GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind", "app.collective-mismatch")
 
 
 @fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.core-dump", "hang.rank-gone.host")

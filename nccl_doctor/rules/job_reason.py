@@ -46,6 +46,7 @@ _BY_FRAME = {
     ("ssl.py", ""): "waits for an answer from the network",
     ("http/client.py", ""): "waits for an answer from the network",
 }
+_LOCK = "waits for a lock or another thread"
 _FIXES = {
     "stands in a debugger (pdb)": "leave it with `continue`; PYTHONBREAKPOINT=0 makes breakpoint() do nothing",
     "waits for the lock file of another process that builds an extension": (
@@ -55,7 +56,7 @@ _FIXES = {
     "has come to its program's end, and waits for a thread": (
         "read this rank's log: an exception there is why it came to its end before the others"
     ),
-    "waits for a lock or another thread": "two locks taken in two orders? compare the lines of its threads",
+    _LOCK: "two locks taken in two orders? compare the lines of its threads",
 }
 # What the main thread sleeps in, in the kernel: the first that is part of the function's name, or of the file that is polled.
 _BY_KERNEL = (
@@ -64,7 +65,7 @@ _BY_KERNEL = (
     ("pipe", "waits for a pipe"),
     ("unix_stream", "waits for another process"),
     ("socket:[", "waits for another process"),
-    ("futex", "waits for a lock or another thread"),
+    ("futex", _LOCK),
     ("do_wait", "waits for its child process"),
     ("tty", "waits for input from a terminal"),
 )
@@ -95,6 +96,11 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
         proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
     fix = _FIXES.get(words)
     return Reason(words, proof, (Fix(fix),) if fix else ())
+
+
+def sleeps_on_a_lock(rank: Rank, job: RunningJob) -> bool:
+    """Whether a rank sleeps on a lock that no frame explains: so does who waits for a collective in C++."""
+    return reason(rank, job).words == _LOCK
 
 
 def _main(process: Process) -> Thread | None:

@@ -733,12 +733,22 @@ def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> No
     assert (
         "rank 0 waits in all_gather at train (train.py:0), rank 1 in barrier at train (train.py:1)" in answer.sentence
     )
-    part = bundle(*ranks[:2])
-    part = msgspec.structs.replace(part, hosts=part.hosts[:1])  # ranks 2 and 3 may be who both wait for
-    seen = examine(part)
-    assert seen.verdict == "stands" and "; perhaps rank 0 waits in all_gather" in seen.sentence
-    of_all = bundle(*(process(rank, calls(str(rank), rank, default_group=True)) for rank in range(2)))
-    assert mismatch(examine(msgspec.structs.replace(of_all, hosts=of_all.hosts[:1]))).confidence == 0.9
+    of_all = [process(rank, calls(f"call_{rank}", rank, default_group=True)) for rank in range(2)]
+    for pair in (ranks[:2], of_all):  # ranks 2 and 3 may be who both wait for, or be behind
+        part = bundle(*pair)
+        seen = examine(msgspec.structs.replace(part, hosts=part.hosts[:1]))
+        assert seen.verdict == "stands" and "; perhaps rank 0 waits in" in seen.sentence
+
+
+def test_who_pickles_for_a_collective_is_at_work_and_in_no_other_call() -> None:
+    """As in ``all_gather_object`` of results, of which rank 0 has none."""
+    pickles = [("_object_to_tensor", REDUCE[0][1], 3405), *calls("all_gather_object", 9)]
+    busy = [reading("R", cpu_s=1.0, waits_in=""), reading("R", cpu_s=4.0, waits_in="")]
+    own = [process(rank, pickles, readings=busy) for rank in range(1, 4)]
+    answer = examine(bundle(process(0, calls("all_gather", 9)), *own))
+    assert answer.exit_code == 12 and not mismatches(answer), answer.sentence
+    late = first(examine(bundle(*four(r1=own[0]))))
+    assert late.id == "hang.elsewhere" and "rank 1 (pid 101) computes in train (train.py:9)" in late.title
 
 
 def test_two_groups_of_ranks_in_two_collectives_may_stand_for_another_reason() -> None:
@@ -764,6 +774,13 @@ def test_two_collectives_are_less_certain_where_less_was_seen() -> None:
     assert not mismatches(examine(bundle(*once)))
 
 
+def test_two_collectives_are_a_consequence_where_a_rank_is_gone() -> None:
+    answer = examine(bundle(*(process(rank, calls(("barrier", "reduce")[rank == 1], 5)) for rank in range(3))))
+    assert first(answer).id == "hang.rank-gone" and [one.folded_under for one in mismatches(answer)] == [
+        "hang.rank-gone"
+    ]
+
+
 def test_two_collectives_are_a_consequence_where_the_network_lost_what_a_rank_sent() -> None:
     lost = {"unsent_bytes": 96, "before_unsent_bytes": 96, "timeouts": 5}
     answer = examine(bundle(*four(r1=process(1, REDUCE, connections=[_connection(1, 3, **lost)]))))
@@ -780,6 +797,9 @@ def test_ranks_that_receive_from_each_other_in_a_ring_are_named_in_its_order() -
     two = [process(rank, calls("recv", 5, peer=1 - rank)) for rank in range(2)]
     found = mismatch(examine(bundle(*two, process(2), process(3))))
     assert blamed(found) == [("gpu01", 0), ("gpu01", 1)] and "0 -> 1 -> 0" in found.title
+    two[1]["stacks"][1]["threads"].append({"id": 2, "frames": frames_of(OWN)})  # which may send, later
+    answer = examine(bundle(*two, process(2), process(3)))
+    assert answer.verdict == "stands" and mismatches(answer)[0].confidence == 0.4
     posted = [process(rank, calls("send" if rank % 2 else "recv", 5, peer=rank ^ 1)) for rank in range(4)]
     unread = [process(rank, calls("recv", 5)) for rank in range(4)]
     for ranks in (posted, unread):
@@ -796,6 +816,8 @@ def test_who_waits_for_the_message_of_a_rank_in_a_collective_is_told_with_it() -
         found.title == "rank 3 waits in recv from 2 at train (train.py:5), rank 2 in all_reduce at train (train.py:9)"
     )
     assert blamed(found) == [("gpu02", 2), ("gpu02", 3)] and found.confidence == 0.85
+    ranks[2]["stacks"][1]["threads"].append({"id": 2, "frames": frames_of(OWN)})  # which may send, later
+    assert mismatches(examine(bundle(*ranks)))[0].confidence == 0.4
     chain = [process(rank, calls("recv", 5, peer=rank + 1) if rank < 3 else away) for rank in range(4)]
     assert blamed(mismatch(examine(bundle(*chain)))) == [("gpu02", 2), ("gpu02", 3)]  # 0 and 1 wait for those
     whole = bundle(*ranks[2:])
@@ -829,12 +851,17 @@ BACKWARD = [("_engine_run_backward", "/opt/env/lib/python3.11/site-packages/torc
 def test_who_has_left_the_loop_while_the_others_stand_in_backward_is_named() -> None:
     """As of uneven data under DDP, whose all_reduce no Python frame shows."""
     ranks = [process(rank, BARRIER if rank == 2 else BACKWARD) for rank in range(4)]
+    ranks[2]["readings"] = [reading(waits_in="ep_poll")] * 2
     found = mismatch(examine(bundle(*ranks)))
     assert (
         found.title
         == "rank 2 waits in barrier at train (train.py:37), ranks 0-1,3 in backward at <module> (train.py:40)"
     )
     assert blamed(found) == [("gpu02", 2)] and found.confidence == 0.7
+    for item in ranks:  # at one line, and none of them waits for another one
+        item["readings"] = [reading(waits_in="wait_woken", main={"call": "recvfrom", "file": "TCP to 10.0.0.9:80"})] * 2
+    answer = examine(bundle(*ranks))
+    assert answer.verdict == "stands" and "; perhaps rank 2 waits in barrier" in answer.sentence
     for item in ranks:
         item.update(devices=["gpu"], connections=[])  # long steps of a healthy job look so, too
     answer = examine(bundle(*ranks))

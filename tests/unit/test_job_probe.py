@@ -490,10 +490,21 @@ def _py_spy(place: Path, frames: list[dict[str, Any]]) -> str:
         ({"group_src": "1", "group": _GROUP}, {"args": "()", "kwargs": '{"group": ' + _GROUP + "}"}, None, False),
         ({"src": "5"}, {"args": f"(<Tensor at 0x7f>, 5, {_GROUP})", "kwargs": "{}"}, 5, False),
         ({}, {"args": "([<Tensor at 0x7f>, <Tensor at 0x7f>], ...)", "kwargs": "{}"}, None, False),
+        ({}, {"args": "([0, 1])", "kwargs": '{"use_local_synchronization": True}'}, None, False),
         ({}, {}, None, False),
         ({"src": None}, {"args": None, "kwargs": None}, None, False),
     ],
-    ids=["source", "destination", "group's source", "group's rank", "group", "cut", "not there", "not told"],
+    ids=[
+        "source",
+        "destination",
+        "group's source",
+        "group's rank",
+        "group",
+        "cut",
+        "own members only",
+        "not there",
+        "not told",
+    ],
 )
 def test_whom_a_call_of_torch_names_is_read_and_nothing_else_of_its_variables(
     tmp_path: Path, own: dict[str, str | None], given: dict[str, str | None], peer: int | None, default_group: bool

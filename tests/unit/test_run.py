@@ -74,6 +74,10 @@ def test_two_looks_at_one_rank_that_holds_the_others_are_equal() -> None:
 def test_a_job_in_which_all_wait_may_be_ended_and_one_that_moves_has_no_key() -> None:
     stands = seen(test_hang.bundle(*test_hang.four()))
     assert (stands.answer.verdict, bool(stands.key), stands.keep_on) == ("stands", True, "")
+    busy = [test_hang.reading("R", cpu_s=1.0), test_hang.reading("R", cpu_s=4.0)]
+    work = (test_hang.process(rank, test_hang.OWN, readings=busy) for rank in range(1, 4))
+    early = seen(test_hang.bundle(test_hang.process(0), *work))  # rank 0 alone waits, for those who compute
+    assert (early.answer.verdict, early.keep_on) == ("stands", "ranks 1-3 are elsewhere, and may come")
     ranks = test_hang.four()
     for item in ranks:
         item["connections"] = [{**one, "moved_bytes": 1 << 20} for one in item["connections"]]
@@ -236,6 +240,10 @@ def test_what_runs_on_is_told_by_host_rank_and_pid() -> None:
             "ranks 2-3 and torchrun still run on gpu02; to end them, there: kill 90 102 103",
         ),
     )
+    spawned = [marked(rank) for rank in (0, 1)]
+    for process in spawned:
+        del process["environment"]["RANK"]
+    assert ran_on(*spawned).told == ("2 ranks still run on gpu01; to end them, there: kill 100 101",)
 
 
 def test_what_another_command_started_or_ran_before_is_none_of_it() -> None:
@@ -281,13 +289,20 @@ def test_a_rank_that_outlives_its_command_is_named_and_waited_for(tmp_path: Path
 
 
 def left_by(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *seen: Bundle | Exception | int | None, local: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *seen: Bundle | Exception | int | None,
+    local: bool = False,
+    kept: bool = False,
 ) -> tuple[Left, bool]:
     """What a guard says of these looks, one after the other, at a job that bears the mark m1. A number: of a signal that comes
     meanwhile."""
     looks = list(seen)
+    place = tmp_path / "place"
+    place.mkdir(exist_ok=True)
 
-    def see(*_: object) -> Bundle | None:
+    def see(guard: Guard, name: str, *_: object) -> Bundle | None:
+        (place / name).touch()
         found = looks.pop(0) if looks else pytest.fail("one look too many")
         if isinstance(found, Exception):
             raise found
@@ -300,9 +315,12 @@ def left_by(
     monkeypatch.setattr(_guard.time, "sleep", lambda _: None)
     monkeypatch.setattr(_guard, "bearing", lambda mark: [1])
     following = Following(ways=(), local=local)
-    guard = Guard(following, tmp_path / "hostfile", ("gpu01", "gpu02"), "m1", None, None)  # type: ignore[arg-type]
+    keep = Keep(tmp_path / "keep" if kept else None, place, ["true"], {}, ())
+    guard = Guard(following, place / "hostfile", ("gpu01", "gpu02"), "m1", None, keep)  # type: ignore[arg-type]
     guard._started -= YOUNG_S
-    return guard.left()
+    found = guard.left()
+    keep.save("exit 1")
+    return found
 
 
 def test_ranks_that_end_by_themselves_are_waited_for(
@@ -316,7 +334,13 @@ def test_ranks_that_end_by_themselves_are_waited_for(
     found, told_to_end = left_by(monkeypatch, tmp_path, runs, signal.SIGINT)
     assert found.told and told_to_end  # whoever is at the terminal has seen enough
     monkeypatch.setattr(_guard, "LEFT_WAIT_S", 0.0)
-    assert left_by(monkeypatch, tmp_path, runs, runs)[0].told
+    assert left_by(monkeypatch, tmp_path, runs, runs, kept=True)[0].told
+    (kept,) = (tmp_path / "keep").iterdir()
+    assert {path.name for path in kept.iterdir()} == {
+        "job.json",
+        "left.txt",
+    }  # no bundle: `explain` reads those as causes
+    assert (kept / "left.txt").read_text() == "rank 0 still runs on gpu01; to end it, there: kill 100\n"
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("no-such-word", 127), ("exit 0", 0)])
@@ -425,6 +449,12 @@ def test_a_job_that_stands_and_ends_at_sigterm_is_12(tmp_path: Path) -> None:
     script = f"sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait"  # an orphan, once the command has ended
     ended, looks, _, _ = guarded(tmp_path, script, [HELD, STANDS], grace_s=1.0)
     assert ended == _launch.Ended(int(ExitCode.UNDECIDED), hung=True) and looks == 3 and _is_gone(tmp_path / "child")
+
+
+def test_who_is_told_to_end_while_it_ends_a_job_is_not_to_start_another(tmp_path: Path) -> None:
+    script = "trap 'trap \"\" TERM; kill -TERM $PPID; kill $!; exit 0' TERM; sleep 600 & wait"
+    ended, *_ = guarded(tmp_path, script, [HELD])
+    assert ended == _launch.Ended(int(ExitCode.FINDINGS), told=True, hung=True)
 
 
 def test_a_rank_that_worked_at_one_of_the_two_looks_is_looked_at_again(tmp_path: Path) -> None:
@@ -814,6 +844,7 @@ FAILED, GOOD, HUNG = _launch.Ended(1), _launch.Ended(0), _launch.Ended(11, hung=
         ([_launch.Ended(1, cause="unrelated", title="a typo")], 1, 1),
         ([FAILED, _launch.Ended(2, cause="app.rank-exception", title="KeyError")], 2, 2),
         ([_launch.Ended(7, told=True)], 7, 1),
+        ([_launch.Ended(11, told=True, hung=True)], 11, 1),
         ([_launch.Ended(143)], 143, 1),  # somebody told the command itself to end
         ([_launch.Ended(130)], 130, 1),
         ([_launch.Ended(127)], 127, 1),

@@ -27,6 +27,8 @@ AT_ONCE = 8
 _INSTALLED = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3")
 _C10D = "torch/distributed/distributed_c10d.py"
 _LOGGER = "torch/distributed/c10d_logger.py"  # its wrapper around each call holds what the program gave
+# A group, also one that only its members come to make; or the text was cut.
+_NAMED = re.compile(r"\.\.\.|ProcessGroup|\"group\": (?!None)|\"use_local_synchronization\": True")
 
 _held: List[int] = []  # the descriptor of the controller's copy, for the agent's life
 
@@ -187,7 +189,7 @@ def _called(frames: List[Dict[str, Any]]) -> Dict[str, Any]:
         known = {item["name"]: item["repr"] for item in frame.get("locals") or () if item["repr"]}
         if frame["filename"].endswith(_LOGGER):
             given = known.get("args", "...") + known.get("kwargs", "...")
-            default_group = default_group or not re.search(r"\.\.\.|ProcessGroup|\"group\": (?!None)", given)
+            default_group = default_group or not _NAMED.search(given)
         for name in ("src", "dst", "group_src", "group_dst"):
             if known.get(name, "").isdigit():
                 peers.setdefault(name, int(known[name]))
