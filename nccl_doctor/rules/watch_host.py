@@ -82,9 +82,11 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
     moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
     used = nic.rdma or moved >= value("watch.network.used")
     flaps = "ib.link-flapping" if nic.rdma else "net.link-flapping"
-    if nic.gone_s is not None and used:
-        proof = f"not there since {nic.gone_s:.0f} s of the watch"
-        yield host.finding(flaps, Severity.FAIL, f"{nic.name} is gone", (proof, base), cable, places=place)
+    if nic.gaps and used:
+        severity, words, proof = silence(nic.gaps)
+        yield host.finding(
+            flaps, severity, f"{nic.name} was gone {words}", [(text, base) for text in proof], cable, places=place
+        )
     if downs:
         yield host.finding(
             flaps,

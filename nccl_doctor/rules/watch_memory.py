@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.watch import Points, RankSeries, Watch
+from nccl_doctor.facts.watch import Points, RankSeries, Watch, processes
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.job_words import places
@@ -140,16 +140,16 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
     )
     if own:
         yield _killed(
-            host, Severity.FAIL, f"the kernel killed {_processes(own)} of the job", watch, lines, ("hang.rank-gone",)
+            host, Severity.FAIL, f"the kernel killed {processes(own)} of the job", watch, lines, ("hang.rank-gone",)
         )
     if others and not counted:
         yield _killed(
-            host, Severity.WARN, f"the kernel killed {_processes(others)}, it is not known whose,", watch, lines
+            host, Severity.WARN, f"the kernel killed {processes(others)}, it is not known whose,", watch, lines
         )
     elif others and any(_HOST_FULL in text for _, text in lines):
-        yield _killed(host, Severity.WARN, f"the kernel killed {_processes(others)}, none of the job,", watch, lines)
+        yield _killed(host, Severity.WARN, f"the kernel killed {processes(others)}, none of the job,", watch, lines)
     elif others:
-        yield _killed(host, Severity.INFO, f"the kernel killed {_processes(others)} of other jobs", watch, lines)
+        yield _killed(host, Severity.INFO, f"the kernel killed {processes(others)} of other jobs", watch, lines)
     pages = watch.swapped_pages or 0
     if pages > value("watch.swapped") * max(1.0, watch.seconds):
         yield host.finding(
@@ -201,7 +201,3 @@ def _killed(
         Fix("see which", "sudo dmesg -T | grep -i 'killed process'"),
         explains=explains,
     )
-
-
-def _processes(count: int) -> str:
-    return f"{count} process{'' if count == 1 else 'es'}"

@@ -122,7 +122,6 @@ def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if "samples" in step:
             tell(step)
         else:
-            last.clear()
             last.update(step)
 
     silence_s = every_s + float(arguments.get("nvml_silence_s", gpu.NVML_SILENCE_S))
