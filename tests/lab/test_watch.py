@@ -35,7 +35,7 @@ THRESHOLDS = """\
 watch.samples: 2
 watch.growth.samples: 12
 watch.growth.share: 0.0001
-watch.growth.fit: 0.5
+watch.growth.fit: 0.2
 watch.growth.horizon: .inf
 watch.rank-ended: 2
 """
