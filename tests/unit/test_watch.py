@@ -371,6 +371,16 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
+def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning() -> None:
+    def save(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 60:
+            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < 120}
+
+    causes = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), save))).report.causes
+    assert [(item.id, item.severity) for item in causes] == [("hang.rank-gone.ended", Severity.WARN)] * 7
+    assert causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+
+
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
     def nobody(now_s: float, sample: dict[str, Any]) -> None:
         sample.update(processes=[], ranks={})
