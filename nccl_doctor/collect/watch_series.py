@@ -170,8 +170,8 @@ class HostSeries:
         self.costs[0].add(sample)
 
     def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
+        found = {process["pid"]: process for process in sample.get("processes", ())}
         if "processes" in sample:
-            self.processes.update({process["pid"]: process for process in sample["processes"]})
             self.job = {name: sample[name] for name in ("namespace", "uid", "refused", "unnumbered")}
         alive = {int(pid): told for pid, told in sample["ranks"].items()}
         ended = [pid for pid, rank in self.ranks.items() if rank.ended_s is None and pid not in alive]
@@ -185,7 +185,7 @@ class HostSeries:
             self.ranks[pid].take(told, at_s, now_s)
         for pid in list(self.ranks)[:-RANKS_KEPT]:  # of a job that is started over and over the last ones
             del self.ranks[pid]
-        self.processes = {pid: told for pid, told in self.processes.items() if pid in self.ranks}
+        self.processes = {pid: told for pid, told in {**self.processes, **found}.items() if pid in self.ranks}
 
     def _ended(self, ranks: Sequence[Mapping[str, Any]], first: int) -> str:
         """In one line: a job that ends does so with all ranks of a host."""

@@ -1159,11 +1159,13 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
 
         def __init__(self) -> None:
             """Nothing is opened."""
+            self.reach = Reach(ReachOutcome.OK)
 
         def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
             if name == "gpu":
                 return ProbeResult(Outcome.OK, watched.gpu_fact(1))
-            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}):
+            broken = {**watched.host_sample(1.0, range(1), 1), "ranks": {"4000": None}}
+            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}, broken):
                 on_event(odd)
             run.over.set()
             return ProbeResult(Outcome.FAILED, None, "connection lost")
@@ -1176,6 +1178,8 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
     run.reached["odd"] = session = Odd()
     run._follow("odd", session)
     assert [event.kind for event in listener.events] == ["silent"] and "cannot be read" in listener.events[0].text
+    assert run.facts(HostEntry("odd"), 2.0).probes["watch"].fact(Watch).samples == 0
+    assert run.series["odd"].asked()["ranks"] == {}
     run.over.clear()
     run._follow_gpus("odd", session)
     gap = run.series["odd"].gpus_silence.now
