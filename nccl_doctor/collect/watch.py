@@ -45,10 +45,8 @@ HOPELESS = (
     ReachOutcome.NO_PYTHON,
     ReachOutcome.PYTHON_TOO_OLD,
 )
-GPUS_AGAIN_S, GPUS_AGAIN_MOST_S = (
-    60.0,
-    3600.0,
-)  # after NVML has not answered: a call that hangs may leave a process behind
+GPUS_AGAIN_S = 60.0  # after NVML has not answered, then ever later: a call that hangs may leave a process behind
+GPUS_AGAIN_MOST_S = 3600.0
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what nonsense in a sample raises
 LOOK_S = 1.0
 END_S = 3.0  # for threads to see that it is over
@@ -88,7 +86,8 @@ class _Watch:
         self.reached: dict[str, Session | Reach] = {}
         self.attempts = dict.fromkeys(self.entries, 0)  # to connect, since the last sample
         self.due_s: dict[str, float] = {}  # when a host that is lost is tried again
-        self.gpus: dict[str, ProbeResult] = {}  # the first answer of each host, if NVML gave one
+        self.gpus: dict[str, ProbeResult] = {}  # the first answer of each host's NVML; else why there is none
+        self.nvml_answered: set[str] = set()
         self.threads: list[threading.Thread] = []
 
     @property
@@ -130,6 +129,7 @@ class _Watch:
                 self.again(name)  # it was reached before: what it told counts
                 return
             self.reached[name] = found
+            series.clock = None  # of what an earlier connection held back nothing comes any more
             if isinstance(found, Reach):
                 self.tell(series.fall_silent(self.now_s, f"not reached: {found.detail or found.outcome.value}"))
                 if found.outcome not in HOPELESS:
@@ -195,7 +195,7 @@ class _Watch:
                 except UNREADABLE as error:
                     series.lose_gpus(self.now_s, f"a sample that cannot be read: {error!r}", None)
 
-        while True:
+        while session.alive and not self.over.is_set():  # else the host's next connection has a thread of its own
             try:
                 ended = self._ask_gpus(name, session, take)
             except msgspec.DecodeError as error:
@@ -205,8 +205,8 @@ class _Watch:
             with self.lock:
                 if not self.over.is_set():
                     self.tell(*series.lose_gpus(self.now_s, *ended))
-            if not session.alive or self.over.wait(pause_s):
-                return
+            if session.alive:
+                self.over.wait(pause_s)
             pause_s = min(2 * pause_s, GPUS_AGAIN_MOST_S)
 
     def _ask_gpus(
@@ -218,7 +218,7 @@ class _Watch:
         """
         result = session.probe(GpuFact.PROBE, {"use_only": True}, PROBES[GpuFact.PROBE].limit_s)
         with self.lock:
-            if not (self.over.is_set() or (name in self.gpus and _answered(self.gpus[name]))):
+            if not (self.over.is_set() or name in self.nvml_answered):
                 self.gpus[name] = result  # what comes after the end saw us hang up
         if result.outcome is not Outcome.OK:
             return result.why, None
@@ -227,6 +227,7 @@ class _Watch:
             return None
         if fact.nvml.outcome != "ok":
             return fact.nvml.detail or fact.nvml.outcome, fact.nvml
+        self.nvml_answered.add(name)
         if not fact.gpus:
             return "NVML answers, and lists no GPU", None
         ended = session.probe("watch_gpus", {"every_s": self.options.every_s}, LONGEST_S, take)
@@ -307,11 +308,3 @@ def watch(entries: Sequence[HostEntry], options: WatchOptions, listener: Listene
     return Bundle(
         BUNDLE_SCHEMA, __version__, created, Plan(stages=("watch",)), hosts, round(run.now_s, 3), run.interrupted
     )
-
-
-def _answered(result: ProbeResult) -> bool:
-    """Whether NVML answered, as a host tells it."""
-    try:
-        return result.outcome is Outcome.OK and result.fact(GpuFact).nvml.outcome == "ok"
-    except msgspec.DecodeError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -99,6 +99,11 @@ class Rises:
         self._last[name] = value
         self.sums[name] = self.sums.get(name, 0) + rise
         return rise
+
+    def forget(self, here: Container[str]) -> None:
+        """Those that are not here any more and never rose."""
+        for name in [name for name, rise in self.sums.items() if not rise and name not in here]:
+            del self.sums[name], self._last[name]
 
 
 class Silence(Generic[G]):
@@ -215,18 +220,23 @@ class NicFold:
         self.rate: float | None = None
         self.received, self.sent, self.rises = Running(), Running(), Rises()
         self.full = 0
-        self.gone_s: float | None = None
+        self.seen_s: float | None = None
+        self.silence = Silence[Gap]()
         self._last: tuple[float, int, int] | None = None
 
     def miss(self, now_s: float) -> Iterator[tuple[str, str]]:
         """It is not there (any more)."""
-        if self.gone_s is None:
-            self.gone_s = round(now_s, 1)
+        from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
+        if self.silence.begin(Gap(from_s, from_s, "not in /sys")):
             yield "link", f"{self.name} is gone"
 
-    def take(self, counters: Mapping[str, Any], rate: float | None, at_s: float) -> Iterator[tuple[str, str]]:
+    def take(
+        self, counters: Mapping[str, Any], rate: float | None, at_s: float, now_s: float
+    ) -> Iterator[tuple[str, str]]:
         """Kind and text of what happened since the last sample; ``at_s``: by the host's own clock."""
-        self.rate, self.gone_s = rate, None
+        if lasted := self.silence.end(now_s):
+            yield "link", f"{self.name} is back, after {lasted}"
+        self.rate, self.seen_s = rate, now_s
         received, sent = counters.get("rx_bytes"), counters.get("tx_bytes")
         if received is not None and sent is not None:
             if self._last and at_s > self._last[0] and received >= self._last[1] and sent >= self._last[2]:
@@ -241,11 +251,10 @@ class NicFold:
             if rise and name in ("losses", "link_downed"):
                 yield "link", f"the link of {self.name} went down ({rise} times)"
 
-    def series(self) -> NicSeries:
+    def series(self, now_s: float) -> NicSeries:
         """All of it, folded."""
-        return NicSeries(
-            self.name, self.rate, self.received.level(), self.sent.level(), self.full, self.rises.sums, self.gone_s
-        )
+        received, sent, gaps = self.received.level(), self.sent.level(), self.silence.gaps(now_s)
+        return NicSeries(self.name, self.rate, received, sent, self.full, self.rises.sums, gaps)
 
 
 class RankFold:

@@ -10,20 +10,15 @@ from nccl_doctor.collect.watch_folds import Cost, GpuFold, NicFold, RankFold, Ri
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.infiniband import Port
-from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch
+from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch, processes
 
 DRIFT = 1e-4  # of two machines' clocks, at most
 EVENTS = 500
 LINES_TOLD = 5  # of the kernel log, at once: a flood has no more to say
 LINES_KEPT = 500
 RANKS_KEPT = 2048
-NICS_KEPT = 256
+GONE_NICS_KEPT = 256  # the first ones: the host's own were there from the start
 _PORT_DATA = {"rx_bytes": "port_rcv_data", "tx_bytes": "port_xmit_data"}
-
-
-def processes(count: int) -> str:
-    """``1 process``, ``3 processes``."""
-    return f"{count} process{'' if count == 1 else 'es'}"
 
 
 class HostSeries:
@@ -57,7 +52,9 @@ class HostSeries:
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
         self._ticks: tuple[int, int] | None = None
-        self._clock: tuple[float, float] | None = None  # the host's, and how far it is behind the watch's
+        self.clock: tuple[float, float] | None = (
+            None  # of this connection: the host's, and how far it is behind the watch's
+        )
         self.costs = Cost(), Cost()  # of the agent, and of its child that asks NVML
 
     def event(self, now_s: float, kind: str, text: str) -> Event:
@@ -115,9 +112,9 @@ class HostSeries:
     def _watch_time(self, at_s: float, now_s: float) -> float:
         """When a sample was taken: what a broken line held back comes all at once, and was taken long before."""
         behind_s = now_s - at_s
-        if self._clock and at_s >= self._clock[0]:  # else it was booted anew
-            behind_s = min(behind_s, self._clock[1] + DRIFT * (at_s - self._clock[0]))
-        self._clock = at_s, behind_s
+        if self.clock:
+            behind_s = min(behind_s, self.clock[1] + DRIFT * (at_s - self.clock[0]))
+        self.clock = at_s, behind_s
         return at_s + behind_s
 
     def _taken(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
@@ -128,7 +125,7 @@ class HostSeries:
             rate = told["speed_mbps"] * 1e6 / 8 if told["speed_mbps"] else None
             nic = self.nics.setdefault(name, NicFold(name))
             there = any(value is not None for value in told["counters"].values())
-            yield from nic.take(told["counters"], rate, at_s) if there else nic.miss(now_s)
+            yield from nic.take(told["counters"], rate, at_s, now_s) if there else nic.miss(now_s)
         for name, port in sample["ports"].items():
             counters = dict(port["counters"])
             for own, theirs in _PORT_DATA.items():  # in units of four bytes
@@ -137,13 +134,15 @@ class HostSeries:
                     counters[own] = 4 * words
             gbps = Port(0, rate=port["rate"]).gbps
             rate = gbps * 1e9 / 8 if gbps else None
-            yield from self.nics.setdefault(name, NicFold(name)).take(counters, rate, at_s)
+            yield from self.nics.setdefault(name, NicFold(name)).take(counters, rate, at_s, now_s)
         here = {*sample["interfaces"], *sample["ports"]}
         for name, nic in self.nics.items():
             if name not in here:
                 yield from nic.miss(now_s)
-        if len(self.nics) > NICS_KEPT:  # those of containers come and go
-            self.nics = {name: nic for name, nic in self.nics.items() if name in here}
+        for name in [name for name in self.nics if name not in here][
+            GONE_NICS_KEPT:
+        ]:  # those of containers come and go
+            del self.nics[name]
         yield from self._ranks(sample, at_s, now_s)
         yield from self._log(sample["log"])
 
@@ -163,6 +162,7 @@ class HostSeries:
         for file, count in sample["killed"].items():
             if rise := self.killed.add(file, count):
                 yield "killed", f"the kernel killed {processes(rise)} of the job for want of memory ({file})"
+        self.killed.forget(sample["killed"])
         others = self.kernel.sums.get("oom_kill", 0) - sum(self.killed.sums.values())
         if others > self._others_killed:
             yield "killed", f"the kernel killed {processes(others - self._others_killed)} for want of memory"
@@ -170,8 +170,8 @@ class HostSeries:
         self.costs[0].add(sample)
 
     def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
+        found = {process["pid"]: process for process in sample.get("processes", ())}
         if "processes" in sample:
-            self.processes.update({process["pid"]: process for process in sample["processes"]})
             self.job = {name: sample[name] for name in ("namespace", "uid", "refused", "unnumbered")}
         alive = {int(pid): told for pid, told in sample["ranks"].items()}
         ended = [pid for pid, rank in self.ranks.items() if rank.ended_s is None and pid not in alive]
@@ -185,7 +185,7 @@ class HostSeries:
             self.ranks[pid].take(told, at_s, now_s)
         for pid in list(self.ranks)[:-RANKS_KEPT]:  # of a job that is started over and over the last ones
             del self.ranks[pid]
-        self.processes = {pid: told for pid, told in self.processes.items() if pid in self.ranks}
+        self.processes = {pid: told for pid, told in {**self.processes, **found}.items() if pid in self.ranks}
 
     def _ended(self, ranks: Sequence[Mapping[str, Any]], first: int) -> str:
         """In one line: a job that ends does so with all ranks of a host."""
@@ -231,7 +231,7 @@ class HostSeries:
             self.cpu.level(), self.memory.get("MemTotal"), self.available.points(),
             sum(swapped) if swapped else None, sums.get("oom_kill"), self.killed.sums,
             {name: level for name, own in self.waiting.items() if (level := own.level())},
-            tuple(nic.series() for _, nic in sorted(self.nics.items())),
+            tuple(nic.series(now_s) for _, nic in sorted(self.nics.items())),
             tuple(rank.series() for rank in self.ranks.values()),
             tuple(self.events), self.events_seen - len(self.events), round(sum(costs), 3) if costs else None,
         )  # fmt: skip

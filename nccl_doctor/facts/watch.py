@@ -12,6 +12,11 @@ from nccl_doctor.facts.model import Amount, Count, Fact
 Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
 
 
+def processes(count: int) -> str:
+    """``1 process``, ``3 processes``."""
+    return f"{count} process{'' if count == 1 else 'es'}"
+
+
 class Level(msgspec.Struct, frozen=True):
     """A quantity over all samples that told it."""
 
@@ -68,7 +73,7 @@ class GpuSeries(msgspec.Struct, frozen=True):
 class NicSeries(msgspec.Struct, frozen=True):
     """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate.
 
-    ``gone_s``: since when it has been missing; None where it was there at the end.
+    ``gaps``: the times in which it was not there.
     """
 
     name: str
@@ -77,7 +82,7 @@ class NicSeries(msgspec.Struct, frozen=True):
     sent_bytes_per_s: Level | None
     full: Count
     rises: dict[str, Count]
-    gone_s: Amount | None
+    gaps: tuple[Gap, ...]
 
     @property
     def rdma(self) -> bool:
@@ -102,7 +107,7 @@ class Event(msgspec.Struct, frozen=True):
     """Something that happened, in seconds since the watch began.
 
     ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``rank-ended``, ``killed`` (for want of
-    memory), ``link`` (it went down), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
+    memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
     """
 
     at_s: Amount

@@ -66,10 +66,9 @@ def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
     rows: list[Row] = []
     for host in hosts:
         if host.silence.now or host.seen_s is None:
-            remark = "..." if not host.silence.now else "NOT REACHED"
-            if host.silence.now and host.seen_s is not None:
-                remark = f"SILENT since {host.seen_s:.0f} s"
-            rows.append(Row((visible(host.name), *["-"] * 10, remark), 2 if host.silence.now else 0))
+            silent = "NOT REACHED" if host.seen_s is None else f"SILENT since {host.seen_s:.0f} s"
+            remark, trouble = (silent, 2) if host.silence.now else ("...", 0)
+            rows.append(Row((visible(host.name), *["-"] * 10, remark), trouble))
             continue
         gpus = sorted(host.gpus.values(), key=lambda gpu: gpu.index)
         if not verbose:
@@ -136,7 +135,7 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
         )  # fmt: skip
         silent = _lasted("silent", watch.gaps)
         if not gpus:
-            rows.append(_row(name, None, [None] * 4, None, own, silent, 2 if silent else 0))
+            rows.append(_row(name, None, [None] * len(_TOLD), None, own, silent, 2 if silent else 0))
         for gpu in gpus:
             share, lost = _throttled(gpu), _lasted("lost", gpu.gaps)
             words = (silent if own else "", lost, f"throttled {share:.0%}" if share else "")
@@ -147,17 +146,8 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
                 _mean(gpu.power_w),
                 _mean(gpu.clock_sm_mhz),
             ]
-            rows.append(
-                _row(
-                    name,
-                    gpu.index,
-                    told,
-                    _high(gpu.memory_share),
-                    own,
-                    remark,
-                    2 if silent or lost else int(bool(share)),
-                )
-            )
+            trouble = 2 if silent or lost else int(bool(share))
+            rows.append(_row(name, gpu.index, told, _high(gpu.memory_share), own, remark, trouble))
             own = []
     return rows
 

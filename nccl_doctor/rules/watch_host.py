@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import counted, few
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
@@ -82,9 +83,11 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
     moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
     used = nic.rdma or moved >= value("watch.network.used")
     flaps = "ib.link-flapping" if nic.rdma else "net.link-flapping"
-    if nic.gone_s is not None and used:
-        proof = f"not there since {nic.gone_s:.0f} s of the watch"
-        yield host.finding(flaps, Severity.FAIL, f"{nic.name} is gone", (proof, base), cable, places=place)
+    if nic.gaps and used:
+        severity, words, proof = silence(nic.gaps)
+        yield host.finding(
+            flaps, severity, f"{nic.name} was gone {words}", [(text, base) for text in proof], cable, places=place
+        )
     if downs:
         yield host.finding(
             flaps,
@@ -133,7 +136,10 @@ def network(host: Host, plan: Plan) -> Iterator[Finding]:
 
 @fleet_rule(WATCH, "hang.rank-gone.ended")
 def ranks_live(fleet: Fleet) -> Iterator[Finding]:
-    """No rank ended while others of its job went on. Ranks of a job that ends do so together."""
+    """No rank ended while others of its job went on. Ranks of a job that ends do so together.
+
+    Where most have ended, one may still write the last checkpoint: a warning.
+    """
     watches, jobs = fleet.every(Watch), jobs_of(fleet)
     for host, fact in fleet.every(Job).items():
         if any(host in job.hosts for job in jobs):
@@ -150,19 +156,23 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
         fleet.lack("a job at work", "no rank and no busy GPU was seen: is the job running?", *watches)
     for job in jobs:
         seen = {number: series for number, rank in job.ranks.items() if (series := series_of(watches, rank))}
-        last_s = max((series.last_s for series in seen.values()), default=0.0)
+        lived_s = sorted(series.last_s for series in seen.values())
         for number, series in seen.items():
             rank = job.ranks[number]
             late = value("watch.rank-ended") + 3 * watches[rank.host].every_s
-            if series.ended_s is None or last_s < series.ended_s + late:
+            if series.ended_s is None:
                 continue
-            alive = sum(other.ended_s is None for other in seen.values())
+            went_on = len(lived_s) - bisect_left(lived_s, series.ended_s + late)
+            if not went_on:
+                continue
+            few_left = 2 * went_on < len(lived_s)
             yield finding(
                 "hang.rank-gone.ended",
-                Severity.FAIL,
-                f"{rank.label} of {rank.process.script or 'the job'} ended; {alive} other ranks went on",
+                Severity.WARN if few_left else Severity.FAIL,
+                f"{rank.label} of {rank.process.script or 'the job'} ended; {counted(went_on, 'other rank')} went on"
+                + (", and the job may be at its end" if few_left else ""),
                 Evidence(
-                    f"pid {series.pid} is gone since {series.ended_s:.0f} s of the watch; others live at {last_s:.0f} s",
+                    f"pid {series.pid} is gone since {series.ended_s:.0f} s of the watch; others live at {lived_s[-1]:.0f} s",
                     f"/proc/{series.pid}/stat",
                     host=rank.host,
                 ),

@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.watch import Points, RankSeries, Watch
+from nccl_doctor.facts.watch import Points, RankSeries, Watch, processes
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.job_words import places
@@ -131,25 +131,25 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
     watch = host.need(Watch)
     left = watch.memory_available_bytes[-1:]
     where = f", {size(left[0][1])} available at the end" if left else ""
-    own = _own_kills(host, watch)
+    job = host.want(Job)
+    ranks = {process.pid for process in job.processes} if job else set()
+    lines = sorted(_kill_lines(host), key=lambda line: line[0] in ranks)  # the last ones are quoted
+    own = max(sum(watch.killed_in.values()), len({pid for pid, _ in lines} & ranks))
     others = max(0, (watch.killed or 0) - own)
-    lines = _kill_lines(host)
     # A rank that ended may have been alone in its group, and the group is gone with its count.
     counted = bool(watch.ranks) and all(
         rank.ended_s is None and rank.oom_file in watch.killed_in for rank in watch.ranks
     )
     if own:
-        yield _killed(
-            host, Severity.FAIL, f"the kernel killed {_processes(own)} of the job", watch, lines, ("hang.rank-gone",)
-        )
-    if others and not counted:
-        yield _killed(
-            host, Severity.WARN, f"the kernel killed {_processes(others)}, it is not known whose,", watch, lines
-        )
-    elif others and any(_HOST_FULL in text for _, text in lines):
-        yield _killed(host, Severity.WARN, f"the kernel killed {_processes(others)}, none of the job,", watch, lines)
-    elif others:
-        yield _killed(host, Severity.INFO, f"the kernel killed {_processes(others)} of other jobs", watch, lines)
+        yield _killed(host, Severity.FAIL, f"{processes(own)} of the job", watch, lines, ("hang.rank-gone",))
+    if others:
+        severity, whose = Severity.INFO, " outside the job's control groups"
+        if not counted:
+            severity, whose = Severity.WARN, ", it is not known whose,"
+        elif any(_HOST_FULL in text for _, text in lines):
+            severity = Severity.WARN
+        rest = [line for line in lines if line[0] not in ranks]
+        yield _killed(host, severity, processes(others) + whose, watch, rest)
     pages = watch.swapped_pages or 0
     if pages > value("watch.swapped") * max(1.0, watch.seconds):
         yield host.finding(
@@ -172,17 +172,10 @@ def _kill_lines(host: Host) -> list[tuple[int, str]]:
     return [(int(victim[1]), text) for victim, text in found if victim]
 
 
-def _own_kills(host: Host, watch: Watch) -> int:
-    """How many processes of the job were killed: by the counts of its control groups, or by the lines that name its ranks."""
-    job = host.want(Job)
-    ranks = {process.pid for process in job.processes} if job else set()
-    return max(sum(watch.killed_in.values()), len({pid for pid, _ in _kill_lines(host)} & ranks))
-
-
 def _killed(
     host: Host,
     severity: Severity,
-    title: str,
+    which: str,
     watch: Watch,
     lines: list[tuple[int, str]],
     explains: tuple[str, ...] = (),
@@ -192,7 +185,7 @@ def _killed(
     return host.finding(
         "sys.host-oom.killed-now",
         severity,
-        f"{title} for want of memory in {duration(watch.seconds)}",
+        f"the kernel killed {which} for want of memory in {duration(watch.seconds)}",
         [
             *((text, log.source if log else "") for _, text in lines[-QUOTED:]),
             (f"oom_kill +{watch.killed or 0}", "/proc/vmstat"),
@@ -201,7 +194,3 @@ def _killed(
         Fix("see which", "sudo dmesg -T | grep -i 'killed process'"),
         explains=explains,
     )
-
-
-def _processes(count: int) -> str:
-    return f"{count} process{'' if count == 1 else 'es'}"

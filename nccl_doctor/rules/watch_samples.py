@@ -37,7 +37,9 @@ def silence(gaps: Sequence[Gap]) -> Silence:
     end = gaps[-1].open
     proof = [f"no sample from {gap.from_s:.0f} s to {gap.to_s:.0f} s of the watch: {gap.why}" for gap in gaps[-QUOTED:]]
     return Silence(
-        Severity.FAIL if end else Severity.WARN, often + (", and does not answer" if end else ", and came back"), proof
+        Severity.FAIL if end else Severity.WARN,
+        often + (", and did not come back" if end else ", and came back"),
+        proof,
     )
 
 

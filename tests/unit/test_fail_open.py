@@ -276,7 +276,6 @@ NOT_TOLD = {
     "watch.DriverGap": "of a driver that did not answer",
     "watch.Event": "of what happens",
     "watch.Gap": "of a host that fell silent",
-    "watch.NicSeries.gone_s": "of a port that went away",
     "watch.RankSeries.ended_s": "of a rank that ended",
 }
 

@@ -32,7 +32,7 @@ from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_folds import POINTS, Series
-from nccl_doctor.collect.watch_series import EVENTS, LINES_TOLD, NICS_KEPT, HostSeries
+from nccl_doctor.collect.watch_series import EVENTS, GONE_NICS_KEPT, LINES_TOLD, HostSeries
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.model import Bundle, Outcome, ProbeResult, Reach, ReachOutcome
@@ -371,6 +371,16 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
+def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning() -> None:
+    def save(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s > 60:
+            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < 120}
+
+    causes = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), save))).report.causes
+    assert [(item.id, item.severity) for item in causes] == [("hang.rank-gone.ended", Severity.WARN)] * 7
+    assert causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+
+
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
     def nobody(now_s: float, sample: dict[str, Any]) -> None:
         sample.update(processes=[], ranks={})
@@ -389,8 +399,16 @@ def test_samples_that_come_late_count_from_when_they_were_taken() -> None:
     (rank,) = series.facts(301.0)["watch"].ranks
     assert (rank.last_s, rank.ended_s) == (pytest.approx(45, abs=0.1), pytest.approx(50, abs=0.1))
     assert rank.resident_bytes[-1][0] == pytest.approx(45, abs=0.1)
-    series.take(watched.host_sample(7.0, range(1), 1), 400.0)
-    assert series.facts(401.0)["watch"].ranks[0].last_s == 400.0, "booted anew"
+
+
+def test_the_clock_of_a_host_is_read_anew_with_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was suspended, or booted anew: its samples are as young as ever."""
+    run = collect._Watch([HostEntry("host")], collect.WatchOptions(ConnectOptions()), Restless())
+    monkeypatch.setattr(run, "start", lambda *_: None)
+    for at_s, now_s in ((1000.0, 10.0), (1005.0, 300.0), (7.0, 400.0)):
+        run.connected("host", object.__new__(Session))
+        run.series["host"].take(watched.host_sample(at_s, range(1), 1), now_s)
+        assert run.series["host"].ranks[4000].last_s == now_s
 
 
 def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
@@ -435,10 +453,23 @@ def test_a_port_that_goes_away_is_a_fault_and_so_is_an_interface_that_carried_da
     answer = told(watched.bundle({"gpu01": no_port, "gpu02": no_interface}))
     found = {(item.id, *item.hosts): item for item in answer.report.causes}
     assert set(found) == {("ib.link-flapping", "gpu01"), ("net.link-flapping", "gpu02")}
-    assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 is gone"
+    assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 was gone for 91 s, and did not come back"
     assert {item.severity for item in found.values()} == {Severity.FAIL}
-    assert "not there since 65 s" in found["net.link-flapping", "gpu02"].evidence[0].text
+    assert "no sample from 60 s to 151 s" in found["net.link-flapping", "gpu02"].evidence[0].text
     assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "eth0 is gone", "tun0 is gone"]
+
+
+def test_a_port_that_came_back_was_gone_all_the_same() -> None:
+    """Its driver was loaded anew, say: its counters begin at 0."""
+
+    def no_port(now_s: float, sample: dict[str, Any]) -> None:
+        sample["ports"] = {}
+
+    answer = told(watched.bundle({"gpu01": during(60, 90, no_port)}))
+    found = only(answer)
+    assert (found.id, found.severity) == ("ib.link-flapping", Severity.WARN)
+    assert found.title == "mlx5_0/1 was gone for 35 s, and came back"
+    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "mlx5_0/1 is back, after 35 s"]
 
 
 def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:
@@ -544,15 +575,17 @@ def test_what_the_kernel_kills_of_the_job_is_a_fault() -> None:
 
 def test_a_rank_that_the_kernel_log_names_was_killed_though_its_group_is_gone() -> None:
     line = "Memory cgroup out of memory: Killed process 4005 (python)"
+    later = [f"Memory cgroup out of memory: Killed process {pid} (java)" for pid in (77, 78, 79)]
 
     def die(now_s: float, sample: dict[str, Any]) -> None:
-        kill(line)(now_s, sample)
+        kill(line, *later)(now_s, sample)
         if now_s >= 50:
             sample["killed"] = {}
             del sample["ranks"]["4005"]
 
     answer = told(watched.bundle({"gpu02": die}))
-    assert [item.id for item in answer.report.causes] == ["sys.host-oom.killed-now"]
+    (found,) = answer.report.causes
+    assert found.id == "sys.host-oom.killed-now" and line in [proof.text for proof in found.evidence]
     assert {item.id for item in answer.report.findings} == {"sys.host-oom.killed-now", "hang.rank-gone.ended"}
     assert not answer.report.unknown
 
@@ -560,9 +593,9 @@ def test_a_rank_that_the_kernel_log_names_was_killed_though_its_group_is_gone() 
 def test_what_is_killed_in_other_jobs_is_held_against_nobody_and_a_full_host_is_a_warning() -> None:
     other = only(told(watched.bundle({"gpu02": kill(*GROUP_KILL)})))
     assert (other.id, other.severity) == ("sys.host-oom.killed-now", Severity.INFO)
-    assert "killed 1 process of other jobs" in other.title
+    assert "killed 1 process outside the job's control groups" in other.title
     full = only(told(watched.bundle({"gpu02": kill(*HOST_KILL)})))
-    assert full.severity is Severity.WARN and "killed 1 process, none of the job," in full.title
+    assert full.severity is Severity.WARN and full.title == other.title
 
 
 def test_whose_a_killed_process_was_is_unknown_where_no_group_tells() -> None:
@@ -658,7 +691,7 @@ def test_a_driver_that_stops_answering_is_told_at_once_and_is_a_fault() -> None:
     answer = judged(series, now_s + 15)
     found = {item.id: item for item in answer.report.causes}
     hang = found["gpu.driver.hang"]
-    assert hang.severity is Severity.FAIL and "no samples for 16 s, and does not answer" in hang.title
+    assert hang.severity is Severity.FAIL and "no samples for 16 s, and did not come back" in hang.title
     assert "no sample from 150 s to 166 s of the watch: NVML call" in hang.evidence[-1].text
     assert ("GPUs over time", ("gpu01",)) in gaps(answer)
     assert "gpu.thermal-power.hw-thermal" in found, "what was seen before is judged"
@@ -747,7 +780,7 @@ def test_a_gpu_that_is_lost_in_the_middle_is_told_at_once_and_is_a_fault(change:
     assert (event.at_s, event.kind, event.text) == (145.0, "gpu-lost", f"GPU 1 does not answer the driver: {why}")
     (found,) = answer.report.causes
     assert (found.id, found.severity, found.hosts) == ("gpu.fell-off-bus.lost", Severity.FAIL, ("gpu02",))
-    assert found.title == "GPU 1 (0000:01:00.0) was lost for 11 s, and does not answer"
+    assert found.title == "GPU 1 (0000:01:00.0) was lost for 11 s, and did not come back"
     assert found.evidence[0].text == f"no sample from 140 s to 151 s of the watch: {why}"
     assert gaps(answer) == {("GPUs over time", ("gpu02",))}
     assert "lost 11 s" in printed(answer), "the table shows this GPU"
@@ -829,11 +862,16 @@ def test_a_long_watch_does_not_grow() -> None:
         sample["log"]["lines"] = [{"at_s": now_s, "text": "NVRM: noise"}] * 40
         nic = sample["interfaces"]["eth0"]
         sample["interfaces"][f"veth{now_s:.0f}"] = copy.deepcopy(nic)
+        if now_s > 5000:
+            del sample["ports"]["mlx5_0/1"]
+        sample["killed"][f"/sys/fs/cgroup/job/step_{now_s:.0f}/memory.events"] = 0
 
     series, now_s = watched.series("gpu01", range(4), 4, 1500, noisy, HOT, 4)
     facts = series.facts(now_s)
     fact: Watch = facts["watch"]
-    assert len(fact.events) == EVENTS and fact.events_left_off > 1000 and len(fact.nics) <= NICS_KEPT + 1
+    assert len(fact.events) == EVENTS and fact.events_left_off > 1000 and len(fact.nics) == GONE_NICS_KEPT + 2
+    assert [nic.name for nic in fact.nics if nic.rdma and nic.gaps], "gone before those of hundreds of containers"
+    assert len(fact.killed_in) == 2
     assert len(facts["kernel_log"]["lines"]) == 500 and facts["kernel_log"]["left_off"] > 50_000
     assert len(msgspec.json.encode(facts)) < 500_000
 
@@ -1121,11 +1159,13 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
 
         def __init__(self) -> None:
             """Nothing is opened."""
+            self.reach = Reach(ReachOutcome.OK)
 
         def probe(self, name: str, arguments: Any = None, limit_s: float = 0.0, on_event: Any = None) -> ProbeResult:
             if name == "gpu":
                 return ProbeResult(Outcome.OK, watched.gpu_fact(1))
-            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}):
+            broken = {**watched.host_sample(1.0, range(1), 1), "ranks": {"4000": None}}
+            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}, broken):
                 on_event(odd)
             run.over.set()
             return ProbeResult(Outcome.FAILED, None, "connection lost")
@@ -1138,6 +1178,8 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
     run.reached["odd"] = session = Odd()
     run._follow("odd", session)
     assert [event.kind for event in listener.events] == ["silent"] and "cannot be read" in listener.events[0].text
+    assert run.facts(HostEntry("odd"), 2.0).probes["watch"].fact(Watch).samples == 0
+    assert run.series["odd"].asked()["ranks"] == {}
     run.over.clear()
     run._follow_gpus("odd", session)
     gap = run.series["odd"].gpus_silence.now
@@ -1191,6 +1233,24 @@ def test_what_nvml_said_first_stays_and_how_it_failed_is_told(monkeypatch: pytes
     run, events = asked_for_gpus(monkeypatch, good, ProbeResult(Outcome.TIMED_OUT, None, "the agent has fallen silent"))
     gap = run.series["host"].gpus_silence.now
     assert not events and gap and gap.nvml is None, "no word of NVML's"
+
+
+def test_of_a_connection_that_is_lost_while_the_driver_is_silent_nothing_is_asked_any_more() -> None:
+    """The next one has told of GPUs since."""
+    hung = {**watched.gpu_fact(1), "nvml": {"outcome": "timed-out", "detail": "nvmlInit"}}
+    run = collect._Watch([HostEntry("host")], collect.WatchOptions(ConnectOptions()), Restless())
+    session = Told(ProbeResult(Outcome.OK, hung), ProbeResult(Outcome.FAILED, None, "connection lost"))
+
+    class LostMeanwhile(threading.Event):
+        """Waits as long as it takes to lose the connection."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            session.alive = False  # type: ignore[misc]
+            return False
+
+    run.over = LostMeanwhile()
+    run._follow_gpus("host", session)
+    assert len(session.answers) == 1
 
 
 def test_a_host_that_is_not_reached_ends_the_watch_and_is_told() -> None:

@@ -95,7 +95,7 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
             sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
         sample["interfaces"] = {name: _interface(name) for name in nics}
-        sample["ranks"] = {str(pid): one for pid, rank in known.items() for one in [_rank(pid, rank)] if one}
+        sample["ranks"] = {str(pid): one for pid, rank in known.items() if (one := _rank(pid, rank))}
         # Read after the host's own count, so that of a kill in between nobody says that it was another job's.
         sample["killed"] = {file: oom_kills(file) for file in {oom_file for _, oom_file in known.values()} if file}
         known = {pid: rank for pid, rank in known.items() if str(pid) in sample["ranks"]}
@@ -122,7 +122,6 @@ def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
         if "samples" in step:
             tell(step)
         else:
-            last.clear()
             last.update(step)
 
     silence_s = every_s + float(arguments.get("nvml_silence_s", gpu.NVML_SILENCE_S))
@@ -149,7 +148,7 @@ def _host() -> Dict[str, Any]:
         "cpu": [sum(words) - idle, sum(words)] if len(words) == 8 else None,
         "memory": system.memory(),
         "kernel": readings.swapping(),
-        "waiting": {name: told for name in ("cpu", "memory", "io") for told in [_waiting(name)] if told is not None},
+        "waiting": {name: told for name in ("cpu", "memory", "io") if (told := _waiting(name)) is not None},
     }
 
 
