@@ -160,6 +160,13 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
         yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
+    elif (
+        rows and best < _ONE_PORT and not case.has("network-used") and _server_gpus(case) and _servers_in_the_list(case)
+    ):
+        title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together; over which network is not told"
+        for nth, cause in enumerate(("net.slow", "ib.gdr", "ib.device-not-found", "env.bad-nccl-var")):
+            proof = [*rows[-3:], *case.hits("tests-device")[:2]]
+            yield Candidate(cause, 0.46 - 0.02 * nth, title, proof, slows=True)
     elif rows and _over_verbs(case) and best < _least(case):
         yield Candidate(
             "net.slow",
@@ -214,14 +221,31 @@ def peers_forbidden(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
-    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, it is slow, and a listing shows RDMA adapters that
-    are up, or the hosts have eight GPUs: such are not joined by TCP."""
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or it
+    is slow, and the hosts have eight GPUs: such are not joined by TCP."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
     up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
-    if forbidden and (up or _gpus_per_host(case) >= 8) and complaint and case.sockets and case.nodes > 1:
+    if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and case.nodes > 1:
         title = f"NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters{' that are up' * bool(up)}: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
-        yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
+        strength = 0.72 if complaint else 0.6
+        yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
+
+
+_NVLINKS = re.compile(r"\bNV\d")
+
+
+@diagnosis
+def peers_forbidden_though_linked(case: Case) -> Iterable[Candidate]:
+    """A variable keeps the GPUs of one host from their peers, their data goes through host memory, and a matrix shows NVLinks."""
+    forbidden = [hit for name, values in _NO_PEERS.items() if case.value(name) in values for hit in case.env[name]]
+    linked = [hit for hit in case.hits("topo-row") if _NVLINKS.search(hit.text)]
+    shared = case.hits("channel-shm")
+    if forbidden and linked and shared:
+        name = forbidden[0].groups["name"]
+        title = f"{name}={case.value(name)} keeps the GPUs from their NVLinks: their data goes through host memory"
+        proof = [*forbidden[:1], *linked[:1], *shared[:2]]
+        yield Candidate("env.bad-nccl-var", 0.62, title, proof, hosts=hosts_of(forbidden), slows=True)
 
 
 @diagnosis

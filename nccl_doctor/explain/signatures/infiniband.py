@@ -205,7 +205,8 @@ says(
 says(
     "adapter-up",
     " port {port:int} ==> {interface} (Up)",
-    why="ibdev2netdev: this RDMA adapter's port is up.",
+    "Physical state: LinkUp",
+    why="ibdev2netdev or ibstat: this RDMA adapter's port is up.",
 )
 says(
     "ib-port-counters",

@@ -140,6 +140,7 @@ KNOWN = {
         )
     ),
     ("indented", "traceback-only-in-elastic-table"),
+    ("unknown", "nvlinks-in-the-matrix-are-forbidden"),  # a table's rows behind a prefix
     ("unknown", "sweep-whose-runs-all-fail"),  # settings behind a prefix
     ("unknown", "tasks-that-all-take-themselves-for-rank-0"),
 }
