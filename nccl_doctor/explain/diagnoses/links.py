@@ -162,15 +162,15 @@ def link_with_bit_errors(case: Case) -> Iterable[Candidate]:
 
     ibqueryerrors' counters may be old: beside such a rate, or a complaint, they tell which port it is.
     """
-    bad = [hit for hit in case.hits("bit-errors") if float(BIT_ERRORS.findall(hit.text)[0]) > _BER]
+    rates = [(found[1], hit) for hit in case.hits("bit-errors") if (found := BIT_ERRORS.search(hit.text))]
+    bad = [(rate, hit) for rate, hit in rates if float(rate) > _BER]
     counted = [hit for hit in case.hits("fabric-errors") if int(hit.groups.get("recovered", 0)) >= _RECOVERED]
     told = bad or (counted and complaints(case))
     if told:
-        rate = (
-            f"has a bit error rate of {BIT_ERRORS.findall(bad[0].text)[0]}" if bad else "was recovered again and again"
-        )
-        title = f"a link {rate}: what it garbles is sent again"
-        yield Candidate("net.slow", 0.68, title, [*counted[:3], *bad[:3], *complaints(case)[:2]], hosts=hosts_of(bad))
+        what = f"has a bit error rate of {bad[0][0]}" if bad else "was recovered again and again"
+        title = f"a link {what}: what it garbles is sent again"
+        hits = [hit for _, hit in bad]
+        yield Candidate("net.slow", 0.68, title, [*counted[:3], *hits[:3], *complaints(case)[:2]], hosts=hosts_of(hits))
 
 
 _COLLAPSED = 3.0  # times lower than its best: larger messages are never slower by much on a sound fabric
