@@ -17,6 +17,7 @@ from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.diagnoses import speed
 from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers.kept import QUOTE_LIMIT
 from nccl_doctor.explain.readers.scan import LINE_LIMIT, scan
 from nccl_doctor.explain.signatures import all_signatures
 from nccl_doctor.explain.summary import Summary
@@ -74,6 +75,20 @@ def _of_digits(digits: str) -> list[str]:
     return [re.sub(r"\{[^}]*\}", "x", text) for text in filled] + [
         prefix.replace("{}", digits) + "RuntimeError: it failed" for prefix in prefixes
     ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Effective Physical BER : 3E-09",
+        "mlx5_core 0000:1a:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at 0000:17:00.0 "
+        "(capable of 252.048 Gb/s with 16.0 GT/s PCIe x16 link)",
+        "MnClk/Rnk: 1095MHz/45 | MxClk/Rnk: 1980MHz/3",
+    ],
+)
+def test_a_number_behind_the_end_of_a_quote_is_survived(told: str) -> None:
+    for before in range(QUOTE_LIMIT - len(told), QUOTE_LIMIT + 1, 8):
+        assert explain_text("x" * before + " " + told + "\n").read.lines == 1
 
 
 @pytest.mark.parametrize("digits", ["9" * 20, "9" * 5000])
