@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.collect.watch_folds import Cost, GpuFold, NicFold, RankFold, Rises, Running, Series, Silence
-from nccl_doctor.facts.fold import ranges
+from nccl_doctor.facts.fold import counted, ranges
 from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.infiniband import Port
-from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch, processes
+from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch
 
 DRIFT = 1e-4  # of two machines' clocks, at most
 EVENTS = 500
@@ -161,11 +161,11 @@ class HostSeries:
             self.kernel.add(name, value)
         for file, count in sample["killed"].items():
             if rise := self.killed.add(file, count):
-                yield "killed", f"the kernel killed {processes(rise)} of the job for want of memory ({file})"
+                yield "killed", f"the kernel killed {counted(rise, 'process')} of the job for want of memory ({file})"
         self.killed.forget(sample["killed"])
         others = self.kernel.sums.get("oom_kill", 0) - sum(self.killed.sums.values())
         if others > self._others_killed:
-            yield "killed", f"the kernel killed {processes(others - self._others_killed)} for want of memory"
+            yield "killed", f"the kernel killed {counted(others - self._others_killed, 'process')} for want of memory"
             self._others_killed = others
         self.costs[0].add(sample)
 

@@ -19,8 +19,8 @@ def few(items: Sequence[object], shown: int = 4) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 host``, ``3 hosts``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """``1 host``, ``3 hosts``, ``3 processes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

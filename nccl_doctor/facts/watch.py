@@ -12,11 +12,6 @@ from nccl_doctor.facts.model import Amount, Count, Fact
 Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
 
 
-def processes(count: int) -> str:
-    """``1 process``, ``3 processes``."""
-    return f"{count} process{'' if count == 1 else 'es'}"
-
-
 class Level(msgspec.Struct, frozen=True):
     """A quantity over all samples that told it."""
 

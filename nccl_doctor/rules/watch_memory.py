@@ -8,11 +8,11 @@ from statistics import StatisticsError, correlation, linear_regression
 
 import msgspec
 
-from nccl_doctor.facts.fold import few
+from nccl_doctor.facts.fold import counted, few
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.facts.watch import Points, RankSeries, Watch, processes
+from nccl_doctor.facts.watch import Points, RankSeries, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, fleet_rule, host_rule
 from nccl_doctor.rules.job_words import places
@@ -137,19 +137,19 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
     own = max(sum(watch.killed_in.values()), len({pid for pid, _ in lines} & ranks))
     others = max(0, (watch.killed or 0) - own)
     # A rank that ended may have been alone in its group, and the group is gone with its count.
-    counted = bool(watch.ranks) and all(
+    own_known = bool(watch.ranks) and all(
         rank.ended_s is None and rank.oom_file in watch.killed_in for rank in watch.ranks
     )
     if own:
-        yield _killed(host, Severity.FAIL, f"{processes(own)} of the job", watch, lines, ("hang.rank-gone",))
+        yield _killed(host, Severity.FAIL, f"{counted(own, 'process')} of the job", watch, lines, ("hang.rank-gone",))
     if others:
         severity, whose = Severity.INFO, " outside the job's control groups"
-        if not counted:
+        if not own_known:
             severity, whose = Severity.WARN, ", it is not known whose,"
         elif any(_HOST_FULL in text for _, text in lines):
             severity = Severity.WARN
         rest = [line for line in lines if line[0] not in ranks]
-        yield _killed(host, severity, processes(others) + whose, watch, rest)
+        yield _killed(host, severity, counted(others, "process") + whose, watch, rest)
     pages = watch.swapped_pages or 0
     if pages > value("watch.swapped") * max(1.0, watch.seconds):
         yield host.finding(
@@ -161,7 +161,7 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     if watch.killed is None or watch.swapped_pages is None:
         raise MissingFact("kills for want of memory, swapping", "/proc/vmstat does not tell (Linux before 4.13)")
-    if others and not counted:
+    if others and not own_known:
         raise MissingFact("whose processes the kernel killed", "the ranks' control groups do not tell, or are gone")
 
 

@@ -185,11 +185,11 @@ def slow_network(case: Case) -> Iterable[Candidate]:
 
 # Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
 _NVLINK = 60.0
-# Values with which NVLinks carry nothing, or a fraction: no peers (level 1, NVL, is that of NVLinks), few thread blocks that
-# copy, a protocol that sends a flag with every four bytes.
-_NO_PEERS = {
-    "NCCL_P2P_DISABLE": ("1",),
-    "NCCL_P2P_LEVEL": ("LOC", "0"),
+_NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}  # level 1 (NVL) is that of NVLinks
+# Values with which NVLinks carry nothing, or a fraction: no peers, few thread blocks that copy, a protocol that sends a flag
+# with every four bytes.
+_SLOW_LINKS = {
+    **_NO_PEERS,
     "NCCL_MAX_NCHANNELS": ("1", "2"),
     "NCCL_MAX_CTAS": ("1", "2"),
     "NCCL_PROTO": ("LL",),
@@ -197,15 +197,20 @@ _NO_PEERS = {
 _SXM = re.compile(r"SXM|HBM3\b")
 
 
+def _set_to(case: Case, values: dict[str, tuple[str, ...]]) -> list[Hit]:
+    """The lines that set one of these variables to one of these values."""
+    return [hit for name, some in values.items() if case.value(name) in some for hit in case.env[name]]
+
+
 @diagnosis
-def peers_forbidden(case: Case) -> Iterable[Candidate]:
+def links_held_back(case: Case) -> Iterable[Candidate]:
     """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and a variable keeps them
-    from their peers.
+    from the speed of their links.
 
     That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
     that is fast shows that somebody compares on purpose.
     """
-    forbidden = [hit for name, values in _NO_PEERS.items() if case.value(name) in values for hit in case.env[name]]
+    forbidden = _set_to(case, _SLOW_LINKS)
     linked = case.hits("nvls-available") or [
         hit for hit in case.hits("gpu-model", "tests-device") if _SXM.search(hit.text)
     ]
@@ -226,7 +231,8 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
     up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
     if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and case.nodes > 1:
-        title = f"NCCL_IB_DISABLE=1 keeps NCCL from RDMA adapters{' that are up' * bool(up)}: the nodes talk over TCP sockets"
+        what = "RDMA adapters that are up" if up else "any RDMA adapter"
+        title = f"NCCL_IB_DISABLE=1 keeps NCCL from {what}: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
         strength = 0.72 if complaint else 0.6
         yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
@@ -236,9 +242,9 @@ _NVLINKS = re.compile(r"\bNV\d")
 
 
 @diagnosis
-def peers_forbidden_though_linked(case: Case) -> Iterable[Candidate]:
+def peers_forbidden(case: Case) -> Iterable[Candidate]:
     """A variable keeps the GPUs of one host from their peers, their data goes through host memory, and a matrix shows NVLinks."""
-    forbidden = [hit for name, values in _NO_PEERS.items() if case.value(name) in values for hit in case.env[name]]
+    forbidden = _set_to(case, _NO_PEERS)
     linked = [hit for hit in case.hits("topo-row") if _NVLINKS.search(hit.text)]
     shared = case.hits("channel-shm")
     if forbidden and linked and shared:

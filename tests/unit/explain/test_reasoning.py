@@ -1526,6 +1526,20 @@ def test_a_pod_of_another_job_is_not_missing() -> None:
     assert "Pending" not in explain_text(listed.format("notebook-0")).sentence
 
 
+@pytest.mark.parametrize(
+    ("setting", "blamed"),
+    [("NCCL_P2P_DISABLE set by environment to 1", True), ("NCCL_PROTO set by environment to LL", False)],
+)
+def test_a_matrix_of_nvlinks_is_held_against_what_forbids_peers(setting: str, blamed: bool) -> None:
+    got = explain_text(
+        f"tr-c:8:8 [0] NCCL INFO {setting}\n"
+        "tr-c:8:8 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct\n"
+        "step 10 | loss 2.9\nstep 20 | loss 2.8\n"
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV6\t0-15\t0\nGPU1\tNV6\t X \t0-15\t0\n"
+    )
+    assert any("from their NVLinks" in cause.title for cause in got.causes) is blamed
+
+
 def test_a_firewall_that_is_on_is_no_proof() -> None:
     got = explain_text("trn03: docker active, firewalld active, ufw inactive\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "net.firewall")
