@@ -9,7 +9,7 @@ from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import ending, hosts_of, later, place, ranks_of, shortened
+from nccl_doctor.explain.lines import came_after, ending, hosts_of, later, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
@@ -125,7 +125,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
             return True  # Ray passes a worker's last words on when it may have told of its end already
     else:
         return False
-    return any(_behind(case, hit, one) for one in before)
+    return any(_behind(hit, one) for one in before)
 
 
 _PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
@@ -167,17 +167,13 @@ def _switched_off(case: Case, hits: list[Hit]) -> bool:
 def _up_at_the_start(case: Case, down: Hit) -> bool:
     """Whether a link that went down was up again before NCCL chose its adapters: that job never saw it down."""
     downs = [last for last in case.lasts("kernel-link-down") if last.host == down.host]
-    ups = [
-        up
-        for up in case.hits("kernel-link-up")
-        if up.host == down.host and all(_behind(case, up, one) for one in downs)
-    ]
-    return any(_behind(case, using, up) for up in ups for using in case.hits("net-ib-using"))
+    ups = [up for up in case.hits("kernel-link-up") if up.host == down.host and all(_behind(up, one) for one in downs)]
+    return any(_behind(using, up) for up in ups for using in case.hits("net-ib-using"))
 
 
-def _behind(case: Case, one: Hit, other: Hit) -> bool:
+def _behind(one: Hit, other: Hit) -> bool:
     """Whether ``one`` came after ``other``. Of one file the order tells: the clocks of what passes lines on differ."""
-    return later(one, other) or case.after(one, other) is True
+    return later(one, other) or came_after(one, other) is True
 
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:

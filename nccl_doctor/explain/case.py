@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 
 import msgspec
 
 from nccl_doctor.explain import watchdogs
-from nccl_doctor.explain.course import Course
+from nccl_doctor.explain.course import DISTRIBUTED, Course
 from nccl_doctor.explain.exceptions import Exceptions
 from nccl_doctor.explain.hang import Hang
-from nccl_doctor.explain.lines import hosts_of, place, ranks_of
-from nccl_doctor.explain.model import Hit, Role
-from nccl_doctor.explain.processes import Names, failure_table
-from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.logs import Logs
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.slowdown import communicating
 from nccl_doctor.explain.summary import Summary
 
-# Only a distributed job says these.
-_DISTRIBUTED = (
-    "nccl-init-complete",
-    "nccl-init-start",
-    "nccl-version",
-    "watchdog-timeout",
-    "torchrun-failed",
-    "torchrun-exit",
-    "spawn-exit",
-    "nccl-error-text",
-    "channel-net",
-    "channel-p2p",
-    "bootstrap-using",
-    "gloo-connected",
-    "deepspeed-init",
-    "store-barrier",
-    "watchdog-status",
-    "hccl-wrapper",
-)
 _VERSIONS = (
     ("nccl-version", "nccl"),
     ("nccl-error-version", "nccl"),
@@ -51,96 +31,14 @@ _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50}
 _ADVISED = re.compile(r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b")
 
 
-class Case:
+class Case(Logs):
     """All that is known about one set of logs: its lines by signature, and what they say of the job."""
 
     def __init__(self, summary: Summary) -> None:
-        self.summary = summary
-        self.signatures = all_signatures()
+        super().__init__(summary)
         self.course = Course(self)
-        self.hang = Hang(self)
-        self.exceptions = Exceptions(self)
-        self._names = Names(summary)
-        self._known: dict[str, list[Hit]] = {}  # by signature, with ranks
-
-    # lines by signature ----------------------------------------------------------------------------------------------
-
-    def hits(self, *names: str) -> list[Hit]:
-        """The kept hits of these signatures, in the order of the log(s), with ranks filled in."""
-        if len(names) == 1:
-            return self._of(names[0])
-        return sorted((hit for name in names for hit in self._of(name)), key=place)
-
-    def _of(self, name: str) -> list[Hit]:
-        found = self._known.get(name)
-        if found is None:
-            group = self.summary.groups.get(name)
-            found = self._known[name] = [self.ranked(hit) for hit in group.hits] if group else []
-        return found
-
-    def ranked(self, hit: Hit) -> Hit:
-        """The same line with its rank filled in, where another line names it."""
-        return self._names.ranked(hit)
-
-    def hosts_with(self, ranks: Iterable[int]) -> set[str]:
-        """The hosts on which these ranks ran, as far as the logs name them."""
-        return {host for rank in ranks if (host := self._names.host(rank))}
-
-    def first(self, *names: str) -> Hit | None:
-        """The first hit of any of these signatures."""
-        found = self.hits(*names)
-        return found[0] if found else None
-
-    def last(self, name: str, file: str | None = None) -> Hit | None:
-        """The last hit of this signature (in this file)."""
-        group = self.summary.groups.get(name)
-        if group is None:
-            return None
-        return group.last if file is None else group.lasts.get(file)
-
-    def lasts(self, name: str) -> Iterable[Hit]:
-        """The last hit of this signature in each file that has one."""
-        group = self.summary.groups.get(name)
-        return group.lasts.values() if group else ()
-
-    def has(self, *names: str) -> bool:
-        """Whether any of these signatures hit."""
-        return not self.summary.groups.keys().isdisjoint(names)
-
-    def count(self, *names: str) -> int:
-        """How many lines these signatures recognised."""
-        return sum(self.summary.groups[name].count for name in names if name in self.summary.groups)
-
-    def ranks(self, *names: str) -> set[int]:
-        """The ranks that these signatures' lines name as their speaker."""
-        return ranks_of(self.hits(*names))
-
-    def hosts_of(self, *names: str) -> set[str]:
-        """The hosts that these signatures' lines name as their speaker."""
-        return hosts_of(self.hits(*names))
-
-    def seen(self, *roles: Role) -> list[Signature]:
-        """The signatures of these roles that recognised a line, by name."""
-        return [signature for signature in self._seen if signature.role in roles]
-
-    @functools.cached_property
-    def _seen(self) -> list[Signature]:
-        return [self.signatures[name] for name in sorted(self.summary.groups) if name in self.signatures]
-
-    @functools.cached_property
-    def tail(self) -> list[Hit]:
-        """The last lines of all files."""
-        return [hit for hits in self.summary.tails.values() for hit in hits]
-
-    def after(self, one: Hit, other: Hit) -> bool | None:
-        """Whether ``one`` is later than ``other``; None if that cannot be told."""
-        if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > 2:
-            return one.seconds > other.seconds
-        if one.file == other.file:
-            return one.line > other.line
-        return None
-
-    # the job ---------------------------------------------------------------------------------------------------------
+        self.hang = Hang(self, self.course)
+        self.exceptions = Exceptions(self, self.course)
 
     @functools.cached_property
     def world(self) -> int:
@@ -185,11 +83,7 @@ class Case:
     @functools.cached_property
     def distributed(self) -> bool:
         """Whether anything in the logs shows a distributed job."""
-        return self.has(*_DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
-
-    def ran_after(self, hit: Hit) -> bool:
-        """Whether a distributed job spoke, or a step was made, after this line."""
-        return any(self.after(last, hit) for name in (*_DISTRIBUTED, "progress") for last in self.lasts(name))
+        return self.has(*DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:

@@ -5,14 +5,30 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.lines import by_file, later, place, shape
+from nccl_doctor.explain.lines import by_file, came_after, later, place, shape
+from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role
 
-if TYPE_CHECKING:
-    from nccl_doctor.explain.case import Case
-
+# Only a distributed job says these.
+DISTRIBUTED = (
+    "nccl-init-complete",
+    "nccl-init-start",
+    "nccl-version",
+    "watchdog-timeout",
+    "torchrun-failed",
+    "torchrun-exit",
+    "spawn-exit",
+    "nccl-error-text",
+    "channel-net",
+    "channel-p2p",
+    "bootstrap-using",
+    "gloo-connected",
+    "deepspeed-init",
+    "store-barrier",
+    "watchdog-status",
+    "hccl-wrapper",
+)
 _DAY = 86400.0  # seconds: no time zone makes up for so much
 _HALF_A_YEAR = 183 * _DAY  # times have no year: what seems to be longer ago was after New Year
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
@@ -94,13 +110,13 @@ _AT_SHUTDOWN = frozenset(
 class Course:
     """What became of the work of one case."""
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
 
     @property
     def no_end_told(self) -> bool:
         """Whether steps are the last that is told of the work: it may go on, and it may stand still since."""
-        return self._case.has("progress") and not self._case.has(*_ENDS, "exit-zero", "ended-well")
+        return self._logs.has("progress") and not self._logs.has(*_ENDS, "exit-zero", "ended-well")
 
     @functools.cached_property
     def recovered(self) -> bool:
@@ -108,9 +124,9 @@ class Course:
 
         What is said of a store or peer that is gone after that end is the shutdown of a job that had finished.
         """
-        case, worst = self._case, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
+        logs, worst = self._logs, {hit.file: hit.line for hit in sorted(self.troubles, key=place)}
         ends = {file: max(end.line for end in told) for file, told in self._run_ended.items()}
-        for end in case.lasts("exit-zero"):
+        for end in logs.lasts("exit-zero"):
             worked = self._last_step_before("exit-zero", end.file)
             if worked >= worst.get(end.file, 0) + LINES_AFTER:
                 ends[end.file] = worked  # the job exited with 0, and had worked on after all that went wrong
@@ -120,20 +136,20 @@ class Course:
     @functools.cached_property
     def _run_ended(self) -> dict[str, list[Hit]]:
         """Where the run is said to be over, by file."""
-        told = (*self._case.hits("run-ended"), *self._case.lasts("run-ended"))
+        told = (*self._logs.hits("run-ended"), *self._logs.lasts("run-ended"))
         return by_file(end for end in told if place(end) not in self._of_another)
 
     @functools.cached_property
     def _of_another(self) -> set[tuple[str, int]]:
         """Good ends that stand below a trouble and are older than it, by the clock: of another job, whose log was pasted below."""
-        case = self._case
-        told = by_file(hit for signature in case.seen(Role.CAUSE, Role.SYMPTOM) for hit in case.hits(signature.name))
+        logs = self._logs
+        told = by_file(hit for signature in logs.seen(Role.CAUSE, Role.SYMPTOM) for hit in logs.hits(signature.name))
 
         def below_a_younger(end: Hit) -> bool:
             above = (hit for hit in told.get(end.file, ()) if hit.line < end.line and hit.host in ("", end.host))
             return any(_after(hit, end, _PASTED) for hit in above)
 
-        return {place(end) for end in (*case.hits("run-ended"), *case.lasts("run-ended")) if below_a_younger(end)}
+        return {place(end) for end in (*logs.hits("run-ended"), *logs.lasts("run-ended")) if below_a_younger(end)}
 
     @functools.cached_property
     def left_out(self) -> set[str]:
@@ -144,23 +160,23 @@ class Course:
     @functools.cached_property
     def failed_files(self) -> set[str]:
         """Files whose last lines name an exit status that is not 0: what they say of a good end is not true of the job."""
-        return {hit.file for hit in self._case.tail if _FAILED_EXIT.search(hit.text) and not self._stepped_on(hit)}
+        return {hit.file for hit in self._logs.tail if _FAILED_EXIT.search(hit.text) and not self._stepped_on(hit)}
 
     @functools.cached_property
     def troubles(self) -> list[Hit]:
         """The lines that speak of a failure, apart from what is said of the store and peers in a file that ended well."""
-        case = self._case
+        logs = self._logs
         troubles = [
             item.hit
-            for item in case.summary.tracebacks
-            if not case.exceptions.is_harmless(item) and not self._stopped_after_end(item.hit)
+            for item in logs.summary.tracebacks
+            if Role.HARMLESS not in logs.roles(item) and not self._stopped_after_end(item.hit)
         ]
-        for signature in case.seen(Role.CAUSE, Role.SYMPTOM):
+        for signature in logs.seen(Role.CAUSE, Role.SYMPTOM):
             name = signature.name
-            late = name in _AT_SHUTDOWN or self._stopped_after_end(case.first(name))
+            late = name in _AT_SHUTDOWN or self._stopped_after_end(logs.first(name))
             troubles.extend(
                 hit
-                for hit in [*case.hits(name), *case.lasts(name)]
+                for hit in [*logs.hits(name), *logs.lasts(name)]
                 if not (late and any(self._shut_down(end, hit) for end in self._run_ended.get(hit.file, ())))
             )
         return troubles
@@ -169,13 +185,13 @@ class Course:
 
     def outlived(self, hit: Hit, lines: int = LINES_AFTER) -> bool:
         """Whether the work visibly went on after this line: its file tells the run's end, or steps, further down."""
-        ends = [self._case.last(name, hit.file) for name in _ENDS]
+        ends = [self._logs.last(name, hit.file) for name in _ENDS]
         if (
             any(end and end.line > hit.line and place(end) not in self._of_another for end in ends)
             and hit.file not in self.failed_files
         ):
             return True
-        step = self._case.last("progress", hit.file)
+        step = self._logs.last("progress", hit.file)
         if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
             return True
         return lines <= LINES_AFTER and self._stepped_on(hit)
@@ -187,20 +203,21 @@ class Course:
     @functools.cached_property
     def _first_word(self) -> float:
         """The earliest time that a line of a rank, or a step, tells; minus infinity where none does."""
-        said = (hit for group in self._case.summary.groups.values() for hit in (*group.hits, *group.lasts.values()))
+        said = (hit for group in self._logs.summary.groups.values() for hit in (*group.hits, *group.lasts.values()))
         its = (hit for hit in said if hit.rank is not None or hit.signature == "progress")
         return min((hit.seconds for hit in its if hit.seconds is not None), default=-math.inf)
 
     def overcome(self, name: str) -> bool:
         """Whether this signature's lines did no harm: retries that the work outlived, or the shutdown after its end."""
-        lasts = self._case.lasts(name)
+        lasts = self._logs.lasts(name)
         return bool(lasts) and all(self._overcome(name, last) for last in lasts)
 
     def _overcome(self, name: str, last: Hit) -> bool:
-        if name == "master-refused" and any(later(one, last) for one in self._case.hits("watchdog-timeout")):
+        if name == "master-refused" and any(later(one, last) for one in self._logs.hits("watchdog-timeout")):
             return True  # a collective comes after the rendezvous
         if name in _STARTS_NOTHING:
-            return self._case.ran_after(last)
+            ran = (one for kind in (*DISTRIBUTED, "progress") for one in self._logs.lasts(kind))
+            return any(came_after(one, last) for one in ran)
         if name in _RETRIES:
             return self.outlived(last)
         if name in _RESTARTED and (self.outlived(last, MANY_LINES) or self.resumed_after(last)):
@@ -213,13 +230,13 @@ class Course:
     @functools.cached_property
     def _ends(self) -> dict[str, list[Hit]]:
         """The lines that tell of a good end, by file."""
-        good = self._case.hits(*_ENDS, "exit-zero", "ended-well")
+        good = self._logs.hits(*_ENDS, "exit-zero", "ended-well")
         return by_file(hit for hit in good if place(hit) not in self._of_another)
 
     def resumed_after(self, hit: Hit) -> bool:
         """Whether the program went on from a checkpoint after this line, and made steps."""
-        step = self._case.last("progress", hit.file)
-        return step is not None and any(later(one, hit) and later(step, one) for one in self._case.hits("resumed"))
+        step = self._logs.last("progress", hit.file)
+        return step is not None and any(later(one, hit) and later(step, one) for one in self._logs.hits("resumed"))
 
     def _stopped_after_end(self, hit: Hit | None) -> bool:
         """Whether somebody stopped the program just after it had said that its run was over."""
@@ -229,7 +246,7 @@ class Course:
 
     def _shut_down(self, end: Hit, hit: Hit) -> bool:
         """Whether this end, in the file of ``hit``, was the end of what that tells of: no work was done between the two."""
-        step = self._case.last("progress", hit.file)
+        step = self._logs.last("progress", hit.file)
         return step is None or not end.line + _SOON < step.line < hit.line
 
     def _stepped_on(self, hit: Hit) -> bool:
@@ -240,15 +257,15 @@ class Course:
     @functools.cached_property
     def last_steps(self) -> dict[str, list[Hit]]:
         """Of each file's last lines those that report a step."""
-        steps = self._case.signatures["progress"]
+        steps = self._logs.signatures["progress"]
         return {
             file: [hit for hit in hits if steps.match(hit.text) is not None]
-            for file, hits in self._case.summary.tails.items()
+            for file, hits in self._logs.summary.tails.items()
         }
 
     def _last_step_before(self, name: str, file: str) -> int:
         """The line of the last step in this file, if this kind of end follows it; else 0."""
-        end, step = self._case.last(name, file), self._case.last("progress", file)
+        end, step = self._logs.last(name, file), self._logs.last("progress", file)
         return step.line if end is not None and step is not None and end.line > step.line else 0
 
 

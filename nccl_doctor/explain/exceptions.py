@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from nccl_doctor.explain.course import Course
 from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role, Traceback
-
-if TYPE_CHECKING:
-    from nccl_doctor.explain.case import Case
 
 # Of launchers, and of frameworks that wrap any error of their own or another process so (EnforceNotMet: Paddle).
 LAUNCHER = re.compile(
@@ -47,14 +45,15 @@ _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 class Exceptions:
     """The exceptions of one case."""
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
+    def __init__(self, logs: Logs, course: Course) -> None:
+        self._logs = logs
+        self._course = course
 
     @functools.cached_property
     def ordinary(self) -> list[Traceback]:
         """Exceptions that no signature knows: the program's own errors, without launchers and wrappers."""
         kept = []
-        for item in self._case.summary.tracebacks:
+        for item in self._logs.summary.tracebacks:
             if not item.type or LAUNCHER.search(item.type) or self.is_known(item) or _is_of_a_pipe(item):
                 continue
             if (
@@ -65,7 +64,7 @@ class Exceptions:
                 or self._waited_for_worker(item)
             ):
                 continue
-            kept.append(msgspec.structs.replace(item, hit=self._case.ranked(item.hit)))
+            kept.append(msgspec.structs.replace(item, hit=self._logs.ranked(item.hit)))
         return kept
 
     def _passes_on(self, item: Traceback) -> bool:
@@ -73,44 +72,41 @@ class Exceptions:
         later = range(item.hit.line + 1, item.hit.line + _BEHIND)
         return item.type.endswith("CheckpointException") and any(
             other.type and other.hit.file == item.hit.file and other.first_line in later
-            for other in self._case.summary.tracebacks
+            for other in self._logs.summary.tracebacks
         )
 
     def _waited_for_worker(self, item: Traceback) -> bool:
         """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""
-        return not item.message and _TIMEOUT.search(item.type) is not None and self._case.has("serving-watchdog")
+        return not item.message and _TIMEOUT.search(item.type) is not None and self._logs.has("serving-watchdog")
 
     def is_of_launcher(self, item: Traceback) -> bool:
         """Whether a launcher's own traceback: its type says so, or it is cut, has only a launcher's frames, and follows its report."""
         if item.type:
             return LAUNCHER.search(item.type) is not None
         near = range(item.hit.line - _BEHIND, item.hit.line)
-        told = (hit for hit in self._case.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
+        told = (hit for hit in self._logs.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
         return all(map(_LAUNCHERS_FILE.search, item.frames)) and any(hit.line in near for hit in told)
 
     @functools.cached_property
     def of_pipes(self) -> list[Traceback]:
         """Where a process of the program found that another one of it had gone: an effect, whatever that died of."""
-        told = [item for item in self._case.summary.tracebacks if _is_of_a_pipe(item)]
+        told = [item for item in self._logs.summary.tracebacks if _is_of_a_pipe(item)]
         return [item for item in told if not self.is_harmless(item) and not self._only_logged(item)]
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""
-        return any(self._role(name) in (Role.CAUSE, Role.SYMPTOM, Role.HARMLESS) for name in item.known)
+        return not self._logs.roles(item).isdisjoint((Role.CAUSE, Role.SYMPTOM, Role.HARMLESS))
 
     def is_harmless(self, item: Traceback) -> bool:
         """Whether Python itself said that it goes on after this exception."""
-        return any(self._role(name) is Role.HARMLESS for name in item.known)
-
-    def _role(self, name: str) -> Role:
-        return self._case.signatures[name].role
+        return Role.HARMLESS in self._logs.roles(item)
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:
         """File and line of the exceptions that were caught, or that Python ignored, whatever they mean: they did no harm."""
         return {
             place(hit)
-            for item in self._case.summary.tracebacks
+            for item in self._logs.summary.tracebacks
             if item.type and (self.is_harmless(item) or self._only_logged(item))
             for hit in (item.hit, *item.more)
         }
@@ -119,22 +115,22 @@ class Exceptions:
     def uncaught(self) -> list[Traceback]:
         """Exceptions, launchers' and wrappers' too, and tracebacks cut before theirs: of what no signature knows, all that
         the work did not outlive."""
-        told = self._case.summary.tracebacks
+        told = self._logs.summary.tracebacks
         return [item for item in told if not self.is_known(item) and place(item.hit) not in self.caught]
 
     @functools.cached_property
     def more(self) -> dict[tuple[str, int], tuple[Hit, ...]]:
         """The further lines of exceptions' messages, by file and line of the first."""
-        return {place(item.hit): item.more for item in self._case.summary.tracebacks if item.more}
+        return {place(item.hit): item.more for item in self._logs.summary.tracebacks if item.more}
 
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
-        case, hit = self._case, item.hit
-        spoke = case.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
+        course, hit = self._course, item.hit
+        spoke = self._logs.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
         if spoke is not None and spoke.line <= hit.line:
             return False
         # Between a search's trials nothing else runs: the next trial's result is enough.
-        outlived = case.course.outlived(hit, 1) if case.has("trial-failed") else case.course.outlived(hit)
+        outlived = course.outlived(hit, 1) if self._logs.has("trial-failed") else course.outlived(hit)
         if not outlived:
             return False
         return not any(late.file != hit.file or late.line > hit.line for late in self._open_symptoms)
@@ -142,8 +138,8 @@ class Exceptions:
     @functools.cached_property
     def _open_symptoms(self) -> list[Hit]:
         """The last line of each symptom in each file, where the work did not outlive it."""
-        lasts = [last for symptom in self._case.seen(Role.SYMPTOM) for last in self._case.lasts(symptom.name)]
-        return [last for last in lasts if not self._case.course.outlived(last)]
+        lasts = [last for symptom in self._logs.seen(Role.SYMPTOM) for last in self._logs.lasts(symptom.name)]
+        return [last for last in lasts if not self._course.outlived(last)]
 
 
 def _is_of_a_pipe(item: Traceback) -> bool:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from typing import TYPE_CHECKING
 
-from nccl_doctor.explain.course import MANY_LINES, STOPPED, ZONES
+from nccl_doctor.explain.course import MANY_LINES, STOPPED, ZONES, Course
 from nccl_doctor.explain.lines import later
+from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
-
-if TYPE_CHECKING:
-    from nccl_doctor.explain.case import Case
 
 SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -56,47 +53,48 @@ _STANDS = re.compile(r"prompt throughput: 0\.0 tokens/s, Avg generation throughp
 class Hang:
     """What tells that the job of one case stands still, or stood still until it was ended."""
 
-    def __init__(self, case: Case) -> None:
-        self._case = case
+    def __init__(self, logs: Logs, course: Course) -> None:
+        self._logs = logs
+        self._course = course
 
     @functools.cached_property
     def unfinished(self) -> bool:
         """Whether NCCL began to initialise and no work followed: the logs end there, or somebody interrupted it."""
-        connecting = not self._case.has("nccl-init-complete")
+        connecting = not self._logs.has("nccl-init-complete")
         return self._began and not self._worked and (connecting or bool(self._ctrl_c))
 
     @functools.cached_property
     def only_began(self) -> bool:
         """Whether the last that is told is that NCCL was initialised, or what it would use: a job that hangs in its first
         collective says no more, and neither does one whose own output is elsewhere."""
-        return self._began and not self._worked and not self._case.has("run-ended", "exit-zero")
+        return self._began and not self._worked and not self._logs.has("run-ended", "exit-zero")
 
     @functools.cached_property
     def _worked(self) -> bool:
         """Whether work was done, apart from what stands above NCCL's beginning in its file: a download, prepared data."""
-        begun = {hit.file: hit.line for hit in reversed(self._case.hits(*_BEGINNINGS))}
-        lasts = [work for name in WORK for work in self._case.lasts(name)]
+        begun = {hit.file: hit.line for hit in reversed(self._logs.hits(*_BEGINNINGS))}
+        lasts = [work for name in WORK for work in self._logs.lasts(name)]
         if not lasts:
-            return self._case.has(*WORK)  # seen in a sample of a large file, where lines have no numbers
+            return self._logs.has(*WORK)  # seen in a sample of a large file, where lines have no numbers
         return any(work.line > begun.get(work.file, -1) for work in lasts)
 
     @property
     def _began(self) -> bool:
         """Whether NCCL began to initialise, or an engine whose next step it is."""
-        engine = self._case.has("engine-names-its-nccl") and not self._case.has("engine-went-on")
-        return engine or self._case.has(*_BEGINNINGS)
+        engine = self._logs.has("engine-names-its-nccl") and not self._logs.has("engine-went-on")
+        return engine or self._logs.has(*_BEGINNINGS)
 
     @functools.cached_property
     def _ctrl_c(self) -> list[Hit]:
         """Where somebody pressed Ctrl-C, or sent the same signal."""
-        told = [hit for hit in self._case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
-        return told + [hit for hit in self._case.tail if "^C" in hit.text and _CTRL_C.search(hit.text)]
+        told = [hit for hit in self._logs.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
+        return told + [hit for hit in self._logs.tail if "^C" in hit.text and _CTRL_C.search(hit.text)]
 
     def ended_by(self, hit: Hit) -> bool:
         """Whether this line is how a job ended that stood still, by Ctrl-C or a time limit: the hang has a cause of its own."""
         if SIGINT.search(hit.text):
             return bool(self.interrupted)
-        if STOPPED.search(hit.text) and self._case.has("own-time-limit") and not self._case.has(*WORK):
+        if STOPPED.search(hit.text) and self._logs.has("own-time-limit") and not self._logs.has(*WORK):
             return True  # the command had a limit of its own, and did nothing
         return self._out_of_time and (STOPPED.search(hit.text) or _TIME_LIMIT.search(hit.text)) is not None
 
@@ -104,13 +102,13 @@ class Hang:
     def _out_of_time(self) -> bool:
         """Whether a scheduler's time limit ended a job that stood still, or in which NCCL never came to the end of its
         initialisation."""
-        connecting = self.unfinished and not self._case.has("nccl-init-complete")
+        connecting = self.unfinished and not self._logs.has("nccl-init-complete")
         return bool(self._limits and connecting) or any(hit in self._limits for hit in self.interrupted)
 
     @functools.cached_property
     def _limits(self) -> list[Hit]:
         """Where a scheduler ended the job because its time was over."""
-        return [hit for hit in self._case.hits("cancelled") if _TIME_LIMIT.search(hit.text)]
+        return [hit for hit in self._logs.hits("cancelled") if _TIME_LIMIT.search(hit.text)]
 
     @functools.cached_property
     def interrupted(self) -> list[Hit]:
@@ -126,28 +124,26 @@ class Hang:
             return self._ctrl_c
         if any(self._worked_before(hit) for hit in self._ctrl_c):
             return [hit for hit in self._ctrl_c if self._silence(hit) or self._timed_out_before(hit)]
-        waits = [item for item in self._case.summary.tracebacks if item.type == "KeyboardInterrupt"]
+        waits = [item for item in self._logs.summary.tracebacks if item.type == "KeyboardInterrupt"]
         inside = any(_COLLECTIVE.search(" ".join((item.function, *item.frames))) for item in waits)
         return self._ctrl_c if self._began or inside else []
 
     def _worked_before(self, hit: Hit) -> bool:
         """Whether work was done before this line, as far as the order is known: what a later run does says nothing of this one."""
-        return any(not later(work, hit) for work in self._case.hits(*WORK))
+        return any(not later(work, hit) for work in self._logs.hits(*WORK))
 
     def _timed_out_before(self, hit: Hit) -> bool:
         """Whether somebody gave up waiting before this line, and the work did not go on."""
         return any(
-            later(hit, last) and not self._case.course.outlived(last)
-            for name in GAVE_UP
-            for last in self._case.lasts(name)
+            later(hit, last) and not self._course.outlived(last) for name in GAVE_UP for last in self._logs.lasts(name)
         )
 
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""
-        told = [*self._case.hits("progress"), *self._case.course.last_steps.get(hit.file, [])]
+        told = [*self._logs.hits("progress"), *self._course.last_steps.get(hit.file, [])]
         steps = [step for step in told if step.file == hit.file and step.line < hit.line]
         times = sorted({step.seconds for step in steps if step.seconds is not None})
-        ended = self._case.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
+        ended = self._logs.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
         slurms = prefix.parse(hit.text.partition(_SLURMS_TIME)[2]).seconds
         stopped = hit.seconds if hit.seconds is not None else slurms
         if ended or stopped is None or len(times) < 3:
@@ -160,15 +156,15 @@ class Hang:
 
     def _only_nccl_before(self, hit: Hit) -> bool:
         """Whether NCCL's INFO lines are the last that was said before this line, and no work was done."""
-        before = [line for line in self._case.summary.tails.get(hit.file, ()) if line.line < hit.line]
-        return bool(before) and "NCCL INFO" in before[-1].text and not self._case.has(*WORK)
+        before = [line for line in self._logs.summary.tails.get(hit.file, ()) if line.line < hit.line]
+        return bool(before) and "NCCL INFO" in before[-1].text and not self._logs.has(*WORK)
 
     @functools.cached_property
     def stopped_tables(self) -> list[Hit]:
         """Where a table of nccl-tests ends long before the largest size that was asked for: its last row, or its heading."""
-        case, stopped = self._case, []
-        for head in case.lasts("tests-range"):
-            row, closed = (case.last(name, head.file) for name in ("busbw-row", "busbw-average"))
+        logs, stopped = self._logs, []
+        for head in logs.lasts("tests-range"):
+            row, closed = (logs.last(name, head.file) for name in ("busbw-row", "busbw-average"))
             if closed is not None and closed.line > head.line:
                 continue
             size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
@@ -182,8 +178,8 @@ class Hang:
     def stacks(self) -> list[Hit]:
         """Where somebody took the stacks of processes: unless work went on, because they hang."""
         taken = ("stack-process", "stack-main", "stack-debugger")
-        lasts = [last for name in taken for last in self._case.lasts(name)]
-        return [] if all(self._case.course.outlived(last, MANY_LINES) for last in lasts) else self._case.hits(*taken)
+        lasts = [last for name in taken for last in self._logs.lasts(name)]
+        return [] if all(self._course.outlived(last, MANY_LINES) for last in lasts) else self._logs.hits(*taken)
 
     @functools.cached_property
     def idle_engine(self) -> list[Hit]:
@@ -197,7 +193,7 @@ class Hang:
     @functools.cached_property
     def ended_engine(self) -> bool:
         """Whether a serving engine's workers were ended by SIGTERM when it had just told of requests at work."""
-        ended = {hit.file for hit in self._case.lasts("engine-ends-its-workers")}
+        ended = {hit.file for hit in self._logs.lasts("engine-ends-its-workers")}
         return any(_AT_WORK.search(self._engine_reports[file][-1].text) for file in ended & self._engine_reports.keys())
 
     @functools.cached_property
@@ -205,6 +201,6 @@ class Hang:
         """What a serving engine reports of its throughput in each file's last lines."""
         told = {
             file: [hit for hit in hits if "generation throughput: " in hit.text]
-            for file, hits in self._case.summary.tails.items()
+            for file, hits in self._logs.summary.tails.items()
         }
         return {file: hits for file, hits in told.items() if hits}

@@ -13,6 +13,9 @@ from nccl_doctor.explain.readers import prefix
 place: Callable[[Hit], tuple[str, int]] = operator.attrgetter("file", "line")
 
 
+_SAME_TIME = 2.0  # seconds: what is told so soon after may be older
+
+
 def in_order(hits: Iterable[Hit]) -> list[Hit]:
     """Each line once, in the order of the log(s)."""
     return sorted({place(hit): hit for hit in hits}.values(), key=place)
@@ -29,6 +32,13 @@ def by_file(hits: Iterable[Hit]) -> dict[str, list[Hit]]:
 def later(one: Hit, other: Hit) -> bool:
     """Whether ``one`` stands further down in the same file."""
     return one.file == other.file and one.line > other.line
+
+
+def came_after(one: Hit, other: Hit) -> bool | None:
+    """Whether ``one`` is later than ``other``, by their times or their place; None if that cannot be told."""
+    if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > _SAME_TIME:
+        return one.seconds > other.seconds
+    return one.line > other.line if one.file == other.file else None
 
 
 def ranks_of(hits: Iterable[Hit]) -> set[int]:

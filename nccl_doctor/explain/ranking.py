@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.hang import SIGINT
-from nccl_doctor.explain.lines import later, place
+from nccl_doctor.explain.lines import came_after, later, place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.slowdown import slowed
 
@@ -233,10 +233,9 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
     if cause.final:
         return True
     if cause.id == "unrelated":
-        return case.after(_first(effect), _first(cause)) is True
+        return came_after(_first(effect), _first(cause)) is True
     # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
-    later = case.after(_first(cause), _first(effect))
-    return later is not True
+    return came_after(_first(cause), _first(effect)) is not True
 
 
 _BY_THE_ADAPTER = frozenset(("ib.retry-exceeded", "ib.gdr"))
@@ -283,8 +282,8 @@ def _why_interrupted(case: Case, cause: Candidate, effect: Candidate) -> bool:
         return False
     if cause.cured:
         return True
-    came_after = cause.id in LATE and case.after(_first(cause), _first(effect)) is True
-    return cause.id not in _OF_INTERRUPT and not came_after and not _survived(case, cause)
+    afterwards = cause.id in LATE and came_after(_first(cause), _first(effect)) is True
+    return cause.id not in _OF_INTERRUPT and not afterwards and not _survived(case, cause)
 
 
 def _first(item: Candidate) -> Hit:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from nccl_doctor.explain.lines import by_file, place, shape
+from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-
-if TYPE_CHECKING:
-    from nccl_doctor.explain.case import Case
 
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
@@ -18,7 +15,7 @@ _STEP_RATE = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|t
 _STEADY = 6  # so many steps at a log's end were slow
 
 
-def slowed(case: Case) -> bool:
+def slowed(case: Logs) -> bool:
     """Whether the last step that was reported took far longer than the first one."""
     if case.has(PACE_LEFT):
         return True
@@ -26,7 +23,7 @@ def slowed(case: Case) -> bool:
     return any(_slower("\n".join(hit.text for hit in hits)) for hits in told)
 
 
-def slower_steps(case: Case) -> list[Hit]:
+def slower_steps(case: Logs) -> list[Hit]:
     """A first step and the last ones, of one shape, where all of the last took far longer, and about the same time."""
     for first in case.hits("progress"):
         pace, tail = _pace(first.text), case.summary.tails.get(first.file, [])
@@ -52,7 +49,7 @@ MOSTLY = 0.7  # of a step: no computation hides so much of it
 _TOLD = 3  # steps: the first ones are slow anywhere
 
 
-def communicating(case: Case) -> list[Hit]:
+def communicating(case: Logs) -> list[Hit]:
     """The steps that tell that most of their time was communication, where most of those that tell it say so."""
     told = [hit for hit in (*case.hits("progress"), *case.tail) if "omm" in hit.text or "educe" in hit.text]
     told = [hit for hit in told if "overlap" not in hit.text]  # such communication costs the step nothing
@@ -66,7 +63,7 @@ _KERNEL = re.compile(r"\b((nccl:|nccl\w{0,20}Kernel)\w{0,80})[^%]{1,200}?(?<![\d
 _LAST_SHARE = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%[^%]*$")
 
 
-def _profiled(case: Case) -> list[Hit]:
+def _profiled(case: Logs) -> list[Hit]:
     """Lines of a profile of the GPU in which NCCL's kernels took most of the time. torch's table names each twice: as the
     operation and as the kernel; each rank may print its own."""
     shares: dict[bool, dict[str, float]] = {True: {}, False: {}}

@@ -10,14 +10,11 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit
-
-if TYPE_CHECKING:
-    from nccl_doctor.explain.case import Case
 
 
 class Candidate(msgspec.Struct):
@@ -37,7 +34,7 @@ class Candidate(msgspec.Struct):
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
 
 
-Diagnosis = Callable[["Case"], Iterable[Candidate]]
+Diagnosis = Callable[[Case], Iterable[Candidate]]
 _DIAGNOSES: dict[str, Diagnosis] = {}
 
 

@@ -11,7 +11,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
-from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import came_after, ending, hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.processes import failure_table
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -546,7 +546,7 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
 def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
     """The program told that the host's memory was nearly full (90 %), and then a process was ended by SIGKILL."""
     full, killed = case.last("host-memory-used"), case.first("sigkill")
-    if full is not None and killed is not None and case.after(killed, full):
+    if full is not None and killed is not None and came_after(killed, full):
         title = "SIGKILL when the host's memory was nearly full"
         yield Candidate("sys.host-oom", 0.78, title, [full, killed])
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import ending, hosts_of, place, shortened, speakers
+from nccl_doctor.explain.lines import came_after, ending, hosts_of, place, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.status import CUDA
 from nccl_doctor.facts.xid import sxids, xids
@@ -56,7 +56,7 @@ def invalid_usage(case: Case) -> Iterable[Candidate]:
     after: list[Hit] = []
     for hit in case.hits("nccl-invalid-usage"):
         collective = _OF_A_COLLECTIVE.match(hit.groups.get("call", "").removeprefix("nccl"))
-        exists = any(None in (one.rank, hit.rank) or one.rank == hit.rank for one in made if case.after(hit, one))
+        exists = any(None in (one.rank, hit.rank) or one.rank == hit.rank for one in made if came_after(hit, one))
         (after if collective or exists else first).append(hit)
     if first:
         title = "NCCL refuses the call: usually two ranks are on one GPU"

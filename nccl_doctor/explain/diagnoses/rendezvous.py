@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import hosts_of, speakers
+from nccl_doctor.explain.lines import came_after, hosts_of, speakers
 from nccl_doctor.explain.model import Hit
 
 # 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
@@ -231,7 +231,7 @@ def came_too_late(case: Case) -> Iterable[Candidate]:
     """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
     gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)
     tried = case.hits("master-timeout", "master-refused")
-    after = [hit for hit in tried if gave_up and case.after(hit, gave_up)]
+    after = [hit for hit in tried if gave_up and came_after(hit, gave_up)]
     host = after[0].groups.get("host", "") if after else ""
     if gave_up and is_loopback(host) and not several_hosts(case):
         yield Candidate(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import ranks_of
+from nccl_doctor.explain.lines import came_after, ranks_of
 
 _WAITS = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "barrier-wrapper", "fingerprint-mismatch")
 
@@ -23,7 +23,7 @@ def swallowed_exception(case: Case) -> Iterable[Candidate]:
     waits = case.hits(*_WAITS)
     if not ranks or not waits or case.world < 2 or len(ranks) >= case.world:
         return
-    if any(case.after(hit, waits[0]) for hit in hits[:1]):
+    if any(came_after(hit, waits[0]) for hit in hits[:1]):
         return
     yield Candidate(
         "app.collective-mismatch",

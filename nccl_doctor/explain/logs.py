@@ -1,0 +1,93 @@
+"""A set of logs: the lines in it that signatures recognised."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from nccl_doctor.explain.lines import hosts_of, place, ranks_of
+from nccl_doctor.explain.model import Hit, Role, Traceback
+from nccl_doctor.explain.processes import Names
+from nccl_doctor.explain.signatures import Signature, all_signatures
+from nccl_doctor.explain.summary import Summary
+
+
+class Logs:
+    """What readers found in one set of logs, asked for by signature."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self.signatures = all_signatures()
+        self._names = Names(summary)
+        self._known: dict[str, list[Hit]] = {}  # by signature, with ranks
+
+    def hits(self, *names: str) -> list[Hit]:
+        """The kept hits of these signatures, in the order of the log(s), with ranks filled in."""
+        if len(names) == 1:
+            return self._of(names[0])
+        return sorted((hit for name in names for hit in self._of(name)), key=place)
+
+    def _of(self, name: str) -> list[Hit]:
+        found = self._known.get(name)
+        if found is None:
+            group = self.summary.groups.get(name)
+            found = self._known[name] = [self.ranked(hit) for hit in group.hits] if group else []
+        return found
+
+    def ranked(self, hit: Hit) -> Hit:
+        """The same line with its rank filled in, where another line names it."""
+        return self._names.ranked(hit)
+
+    def hosts_with(self, ranks: Iterable[int]) -> set[str]:
+        """The hosts on which these ranks ran, as far as the logs name them."""
+        return {host for rank in ranks if (host := self._names.host(rank))}
+
+    def first(self, *names: str) -> Hit | None:
+        """The first hit of any of these signatures."""
+        found = self.hits(*names)
+        return found[0] if found else None
+
+    def last(self, name: str, file: str | None = None) -> Hit | None:
+        """The last hit of this signature (in this file)."""
+        group = self.summary.groups.get(name)
+        if group is None:
+            return None
+        return group.last if file is None else group.lasts.get(file)
+
+    def lasts(self, name: str) -> Iterable[Hit]:
+        """The last hit of this signature in each file that has one."""
+        group = self.summary.groups.get(name)
+        return group.lasts.values() if group else ()
+
+    def has(self, *names: str) -> bool:
+        """Whether any of these signatures hit."""
+        return not self.summary.groups.keys().isdisjoint(names)
+
+    def count(self, *names: str) -> int:
+        """How many lines these signatures recognised."""
+        return sum(self.summary.groups[name].count for name in names if name in self.summary.groups)
+
+    def ranks(self, *names: str) -> set[int]:
+        """The ranks that these signatures' lines name as their speaker."""
+        return ranks_of(self.hits(*names))
+
+    def hosts_of(self, *names: str) -> set[str]:
+        """The hosts that these signatures' lines name as their speaker."""
+        return hosts_of(self.hits(*names))
+
+    def seen(self, *roles: Role) -> list[Signature]:
+        """The signatures of these roles that recognised a line, by name."""
+        return [signature for signature in self._seen if signature.role in roles]
+
+    @functools.cached_property
+    def _seen(self) -> list[Signature]:
+        return [self.signatures[name] for name in sorted(self.summary.groups) if name in self.signatures]
+
+    def roles(self, item: Traceback) -> set[Role]:
+        """The roles of the signatures that know an exception's line: they say what it means."""
+        return {self.signatures[name].role for name in item.known}
+
+    @functools.cached_property
+    def tail(self) -> list[Hit]:
+        """The last lines of all files."""
+        return [hit for hits in self.summary.tails.values() for hit in hits]
