@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -32,6 +32,26 @@ class Candidate(msgspec.Struct):
     cured: bool = False  # it was gone once something was changed: what went well afterwards speaks for it
     slows: bool = False  # what it costs is speed: a job that goes on is neither healthy nor over it
     vague: bool = False  # read from a line's words or place only: no rival of a cause that somebody described
+
+
+def rivals(
+    strengths: Mapping[str, float],
+    title: str,
+    hits: list[Hit],
+    ranks: Iterable[int] = (),
+    hosts: Iterable[str] = (),
+    *,
+    slows: bool = False,
+    vague: bool = False,
+) -> Iterator[Candidate]:
+    """A candidate for each of these causes: the same lines, if there are any, may mean the one or the other."""
+    for cause, strength in strengths.items() if hits else ():
+        yield Candidate(cause, strength, title, hits, set(ranks), set(hosts), slows=slows, vague=vague)
+
+
+def falling(causes: Iterable[str], strength: float, step: float) -> dict[str, float]:
+    """The likeliest cause with this strength, each further one a step weaker."""
+    return {cause: strength - step * nth for nth, cause in enumerate(causes)}
 
 
 Diagnosis = Callable[[Case], Iterable[Candidate]]

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.words import (
     NEAR,
     NO_DATA,
@@ -433,8 +433,8 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         late = [hit for hit in case.hits("coordination-service") if _DEADLINE.search(hit.text)] if call else []
         if late and not case.has("grpc-unavailable"):
             title = "registering with JAX's coordinator took too long: tasks are missing, or it cannot be reached"
-            yield Candidate("launch.world-size", 0.46, title, [*late[:2], *call[:2]], *speakers(late))
-            yield Candidate("net.master-unreachable", 0.44, title, [*late[:2], *call[:2]], *speakers(late))
+            strengths = {"launch.world-size": 0.46, "net.master-unreachable": 0.44}
+            yield from rivals(strengths, title, [*late[:2], *call[:2]], *speakers(late))
         return
     counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
     refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
@@ -468,8 +468,8 @@ def process_of_jax_left(case: Case) -> Iterable[Candidate]:
         tail = case.summary.tails.get(left[0].file, [])
         last = [hit for hit in tail if later(left[0], hit) and hit.host == left[0].host]
         title = "a process of JAX left while another waited for it in a collective"
-        for cause, strength in (("app.collective-mismatch", 0.64), ("app.uneven-inputs", 0.5)):
-            yield Candidate(cause, strength, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
+        strengths = {"app.collective-mismatch": 0.64, "app.uneven-inputs": 0.5}
+        yield from rivals(strengths, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
 
 
 # "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
@@ -542,8 +542,8 @@ def horovod_rank_finished(case: Case) -> Iterable[Candidate]:
     if done:
         who = _who(ranks_of(done)) if ranks_of(done) else "a rank"
         title = f"{who} finished while the others went on: {ending(done[-1].text, 110)}"
-        for cause, strength in (("app.uneven-inputs", 0.64), ("app.collective-mismatch", 0.56)):
-            yield Candidate(cause, strength, title, [done[-1], *hits[:3]], ranks_of(done))
+        strengths = {"app.uneven-inputs": 0.64, "app.collective-mismatch": 0.56}
+        yield from rivals(strengths, title, [done[-1], *hits[:3]], ranks_of(done))
 
 
 @diagnosis
@@ -552,9 +552,8 @@ def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
     host cannot reach, or a task that failed there. The log of the driver does not tell which."""
     hits = case.hits("horovod-start")
     title = "a host's task never reached horovodrun's service: firewall, an address that cannot be reached, or it failed there"
-    for cause, strength in (("net.firewall", 0.48), ("net.wrong-interface", 0.46), ("net.master-unreachable", 0.42)):
-        if hits:
-            yield Candidate(cause, strength, title, hits, *speakers(hits))
+    strengths = {"net.firewall": 0.48, "net.wrong-interface": 0.46, "net.master-unreachable": 0.42}
+    yield from rivals(strengths, title, hits, *speakers(hits))
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end
@@ -623,9 +622,10 @@ def failed_after_the_end(case: Case) -> Iterable[Candidate]:
     ends = case.hits("run-ended")
     for names, phrase in ((("heartbeat",), "a watchdog hung"), (("segfault", "sigabrt-exit"), "a process crashed")):
         late = [hit for hit in case.hits(*names) if any(later(hit, end) for end in ends)]
-        title = f"the run had ended; {phrase} in its shutdown"
-        for cause, strength in (("app.pg-misuse", 0.46), ("sw.nccl-bug", 0.42)) if late else ():
-            yield Candidate(cause, strength, title, [*late[:3], ends[-1]], *speakers(late))
+        if late:
+            title = f"the run had ended; {phrase} in its shutdown"
+            strengths = {"app.pg-misuse": 0.46, "sw.nccl-bug": 0.42}
+            yield from rivals(strengths, title, [*late[:3], ends[-1]], *speakers(late))
 
 
 def _repeats(hit: Hit, last: Hit) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Traceback
 from nccl_doctor.explain.readers import prefix
@@ -226,9 +226,7 @@ def traceback_without_its_end(case: Case) -> Iterable[Candidate]:
     if cut and not case.exceptions.ordinary:
         title = f"a traceback is cut before its exception, in {cut[0].where or 'library code'}"
         hits = _evidence(cut)
-        ranks = ranks_of(hits)
-        yield Candidate("app.rank-exception", 0.34, title, hits, ranks)
-        yield Candidate("unrelated", 0.3, title, hits, ranks)
+        yield from rivals({"app.rank-exception": 0.34, "unrelated": 0.3}, title, hits, ranks_of(hits))
 
 
 @diagnosis
@@ -237,8 +235,8 @@ def pipe_to_a_process_that_has_gone(case: Case) -> Iterable[Candidate]:
     gone = case.exceptions.of_pipes
     if gone and not case.exceptions.ordinary:
         title = "a process found that another one of the same program, its parent or child, had gone: the lines of that one say why"
-        for cause, strength in (("app.rank-exception", 0.42), ("app.dataloader-worker", 0.38), ("unrelated", 0.36)):
-            yield Candidate(cause, strength, title, _evidence(gone))
+        strengths = {"app.rank-exception": 0.42, "app.dataloader-worker": 0.38, "unrelated": 0.36}
+        yield from rivals(strengths, title, _evidence(gone))
 
 
 def _kind(item: Traceback) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.lines import came_after, ending, hosts_of, place, ranks_of, shortened, speakers
@@ -273,8 +273,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     lasting = (hit for hit in case.hits("nccl-trail") if not _went_on_to(went_on.get(_thread(hit)), hit))
     for hit in itertools.islice(lasting, 1):
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
-        for at, cause in enumerate(causes):
-            yield Candidate(cause, 0.3 - 0.02 * at, phrase, [hit], ranks_of([hit]))
+        yield from rivals(falling(causes, 0.3, 0.02), phrase, [hit], ranks_of([hit]))
         for pattern, cause, _, _ in _PARTS:
             if re.search(pattern, hit.groups["place"]):
                 title = f"an error came out of {hit.groups['place'].split(':')[0]}; the warning before it is not in these logs"
@@ -284,8 +283,7 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     for hit in hits:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):
-                for nth, cause in enumerate(causes):
-                    yield Candidate(cause, 0.38 - 0.02 * nth, phrase, [hit, *hits])
+                yield from rivals(falling(causes, 0.38, 0.02), phrase, [hit, *hits])
                 return
 
 
@@ -452,8 +450,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     # Python ends with 2 when its arguments are wrong: the program's own, or a script that is not there; a shell with 126 and
     # 127 where it may not run a command, or finds none.
     other = 0.46 if own <= {2, 126, 127} else 0.25
-    yield Candidate("app.rank-exception", strength, title, hits, ranks)
-    yield Candidate("unrelated", other, title, hits, ranks)
+    yield from rivals({"app.rank-exception": strength, "unrelated": other}, title, hits, ranks)
 
 
 _OF_WATCHDOGS = ("watchdog-status", "watchdog-down", "dump-signal", "comm-aborted", "nccl-abort", "timeout-frame")
@@ -484,10 +481,10 @@ def experts_wait(case: Case) -> Iterable[Candidate]:
     """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,
     IBGDA) delivers nothing. The logs of the rank that does not speak, and NVSHMEM_DEBUG=INFO, would tell."""
     hits = case.hits("deepep-timeout")
-    between = any("RDMA" in hit.text for hit in hits)
-    causes = ("app.straggler-timeout", "app.rank-exception", *(("ib.qp-connect", "ib.gdr") if between else ()))
-    for at, cause in enumerate(causes if hits else ()):
-        yield Candidate(cause, 0.4 - 0.02 * at, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
+    strengths = {"app.straggler-timeout": 0.4, "app.rank-exception": 0.38}
+    if any("RDMA" in hit.text for hit in hits):
+        strengths |= {"ib.qp-connect": 0.36, "ib.gdr": 0.34}
+    yield from rivals(strengths, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
 
 
 @diagnosis
@@ -498,10 +495,8 @@ def signals_wait(case: Case) -> Iterable[Candidate]:
     waiting = {int(hit.groups["waiting"]) for hit in hits}
     late = {int(hit.groups["peer"]) for hit in hits} - waiting
     who = f"rank {ranges(sorted(late))} sends none" if late else "they wait for each other"
-    for at, cause in enumerate(
-        ("app.straggler-timeout", "app.rank-exception", "app.collective-mismatch") if hits else ()
-    ):
-        yield Candidate(cause, 0.42 - 0.02 * at, f"ranks wait for a signal in symmetric memory, and {who}", hits, late)
+    strengths = {"app.straggler-timeout": 0.42, "app.rank-exception": 0.4, "app.collective-mismatch": 0.38}
+    yield from rivals(strengths, f"ranks wait for a signal in symmetric memory, and {who}", hits, late)
 
 
 @diagnosis
@@ -513,13 +508,12 @@ def engine_waits(case: Case) -> Iterable[Candidate]:
     """
     told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
     hits = told or case.hang.idle_engine
-    causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
     if told:
         title = "workers of the serving engine do not answer, and do not say why"
     else:
         title = "the serving engine has requests and writes nothing: a worker is slow or hangs"
-    for at, cause in enumerate(causes if hits else ()):
-        yield Candidate(cause, 0.34 - 0.02 * at, title, hits, ranks_of(hits))
+    causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
+    yield from rivals(falling(causes, 0.34, 0.02), title, hits, ranks_of(hits))
 
 
 _BY_SIGNAL = {
@@ -564,9 +558,9 @@ def last_line_waits(case: Case) -> Iterable[Candidate]:
     last = [hits[-1] for hits in case.summary.tails.values() if hits]
     ends = [hit for hit in last if _WAITS.search(hit.text) and place(hit) not in calm]
     if ends and not case.course.recovered:
-        for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "app.rank-exception")):
-            title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"
-            yield Candidate(cause, 0.3 - 0.02 * nth, title, ends, ranks_of(ends))
+        strengths = {"app.straggler-timeout": 0.3, "app.collective-mismatch": 0.28, "app.rank-exception": 0.26}
+        title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"
+        yield from rivals(strengths, title, ends, ranks_of(ends))
 
 
 _NO_PART_KNOWN = ("gpu.thermal-power", "net.slow", "app.straggler-timeout")
@@ -584,11 +578,9 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
     file may have slowed. Clocks, link counters and the times of each rank would tell."""
     if shifted := case.hits(PACE_LEFT):
         yield from _left_its_pace(shifted)
-        return
-    hits = slower_steps(case)
-    for nth, cause in enumerate(_NO_PART_KNOWN if hits else ()):
+    elif hits := slower_steps(case):
         title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
-        yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
+        yield from rivals(falling(_NO_PART_KNOWN, 0.34, 0.02), title, hits, ranks_of(hits))
 
 
 # "[13]", or "{StragglerId(rank=13, node='gpu02'), ...}"
@@ -602,8 +594,9 @@ def gpus_told_slow(case: Case) -> Iterable[Candidate]:
     hits = case.hits("straggler-report")
     ranks = {int(rank) for hit in hits for rank in _STRAGGLERS.findall(hit.groups["ranks"])}
     title = f"GPU work takes longer on rank {ranges(sorted(ranks))} than on others, or than before"
-    for nth, cause in enumerate(("gpu.thermal-power", "gpu.ecc", "app.straggler-timeout") if ranks else ()):
-        yield Candidate(cause, 0.44 - 0.02 * nth, title, hits, ranks)
+    if ranks:
+        strengths = {"gpu.thermal-power": 0.44, "gpu.ecc": 0.42, "app.straggler-timeout": 0.4}
+        yield from rivals(strengths, title, hits, ranks)
 
 
 def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
@@ -613,8 +606,8 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
         rest = f", not {told['stayed']}" if told["stayed"] else ""
         title += f" (longer takes {told['grew']}{rest})"
     parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
-    for nth, cause in enumerate(next(parts) if told["grew"] else _NO_PART_KNOWN):
-        yield Candidate(cause, 0.42 - 0.02 * nth, title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
+    causes = next(parts) if told["grew"] else _NO_PART_KNOWN
+    yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
 
 
 @diagnosis
@@ -622,20 +615,14 @@ def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
     """torch's watchdog ended its process (its frames are in the log), and the line that says why is not: a collective ran
     out of time, ranks called different ones, or a peer was lost. The lines in front, and those of the other ranks, would tell."""
     hits = case.hits("watchdog-frame")
-    for nth, cause in enumerate(("app.straggler-timeout", "app.collective-mismatch", "net.peer-lost") if hits else ()):
-        yield Candidate(
-            cause,
-            0.4 - 0.03 * nth,
-            "torch's watchdog ended a rank; why, these lines do not say",
-            hits[:2],
-            ranks_of(hits),
-        )
+    strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37, "net.peer-lost": 0.34}
+    title = "torch's watchdog ended a rank; why, these lines do not say"
+    yield from rivals(strengths, title, hits[:2], ranks_of(hits))
 
 
 @diagnosis
 def ended_without_words(case: Case) -> Iterable[Candidate]:
     """A scheduler says that the program ended with an error, and nothing that it said is in these logs."""
     hits = [] if case.exceptions.ordinary or case.course.overcome("ended-with-error") else case.hits("ended-with-error")
-    for cause, strength in (("app.rank-exception", 0.36), ("unrelated", 0.25)) if hits else ():
-        title = "the program ended with an error; what it said is not in these logs"
-        yield Candidate(cause, strength, title, hits)
+    title = "the program ended with an error; what it said is not in these logs"
+    yield from rivals({"app.rank-exception": 0.36, "unrelated": 0.25}, title, hits)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import came_after, ending, hosts_of, place, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
@@ -61,9 +61,9 @@ def invalid_usage(case: Case) -> Iterable[Candidate]:
     if first:
         title = "NCCL refuses the call: usually two ranks are on one GPU"
         yield Candidate("gpu.duplicate", 0.42, title, first, *speakers(first))
-    for nth, cause in enumerate(("app.pg-misuse", "app.collective-mismatch") if after and not first else ()):
+    else:
         title = "NCCL refuses a call on a communicator that exists"
-        yield Candidate(cause, 0.42 - 0.04 * nth, title, after, *speakers(after))
+        yield from rivals({"app.pg-misuse": 0.42, "app.collective-mismatch": 0.38}, title, after, *speakers(after))
 
 
 @diagnosis
@@ -129,12 +129,11 @@ def shared_segment(case: Case) -> Iterable[Candidate]:
         return
     results = " ".join(hit.text for hit in case.hits("nccl-error-text"))
     refused = "cuda error" in results and "system error" not in results and not case.has("shm-no-space")
-    title = (
-        "CUDA does not take NCCL's shared memory: pinned memory is short (WSL2 gives little), or the context is broken"
-    )
-    for nth, cause in enumerate(("sys.container", "gpu.driver", "gpu.illegal-access") if refused and hits else ()):
-        yield Candidate(cause, 0.48 - 0.02 * nth, title, hits, *speakers(hits))
-    if hits and not refused:
+    if refused:
+        title = "CUDA does not take NCCL's shared memory: pinned memory is short (WSL2 gives little), or the context is broken"
+        strengths = {"sys.container": 0.48, "gpu.driver": 0.46, "gpu.illegal-access": 0.44}
+        yield from rivals(strengths, title, hits, *speakers(hits))
+    elif hits:
         yield Candidate("sys.shm", 0.95, "/dev/shm is too small (or full)", hits, *speakers(hits))
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of, in_order, shortened
 from nccl_doctor.explain.model import Hit
@@ -40,8 +40,8 @@ def late_batches(case: Case) -> Iterable[Candidate]:
         least, most, hit = late[-1]
         title = f"a rank waits {most / 1000:.1f} s for its batch in each step, the fastest {least:.0f} ms"
         proof = [hit, *(one for _, _, one in late), *headings[-1:]]
-        yield Candidate("app.straggler-timeout", 0.62, title, proof, slows=True)
-        yield Candidate("sys.clock-or-dns-or-fs", 0.48, title, proof, slows=True)
+        strengths = {"app.straggler-timeout": 0.62, "sys.clock-or-dns-or-fs": 0.48}
+        yield from rivals(strengths, title, proof, slows=True)
 
 
 _COMMS = re.compile(
@@ -93,8 +93,7 @@ def crowded_rank(case: Case) -> Iterable[Candidate]:
     ):
         title = f"number {last.index(max(last))} of {len(last)} gets {share:.0%} of the tokens (at first the most was {before:.0%}): the others wait for it"
         proof = [hit, *(one for _, _, one in loads[:-1])]
-        yield Candidate("app.straggler-timeout", 0.62, title, proof, slows=True)
-        yield Candidate("app.nan-or-data", 0.46, title, proof, slows=True)
+        yield from rivals({"app.straggler-timeout": 0.62, "app.nan-or-data": 0.46}, title, proof, slows=True)
 
 
 _OFTEN = 5  # reports
@@ -203,5 +202,4 @@ def steps_wait_for_data(case: Case) -> Iterable[Candidate]:
     elif starving:
         title = f"the steps consist of waiting for data: {shortened(starving[-1].text, 110)}"
         causes = ("sys.clock-or-dns-or-fs", "app.dataloader-worker", "app.straggler-timeout", "sys.container")
-        for nth, cause in enumerate(causes):
-            yield Candidate(cause, 0.42 - 0.02 * nth, title, starving, slows=True)
+        yield from rivals(falling(causes, 0.42, 0.02), title, starving, slows=True)

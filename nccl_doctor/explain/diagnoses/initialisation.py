@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
 from nccl_doctor.explain.case import Case, nccl_release
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -62,9 +62,8 @@ def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
     """
     hits = case.hits("engine-names-its-nccl")
     if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
-        for place, cause in enumerate(_INIT_STUCK_LOCAL):
-            title = "the engine says nothing after its NCCL's version: its workers hang in the first collective"
-            yield Candidate(cause, 0.4 - 0.03 * place, title, hits[-4:], ranks_of(hits))
+        title = "the engine says nothing after its NCCL's version: its workers hang in the first collective"
+        yield from rivals(falling(_INIT_STUCK_LOCAL, 0.4, 0.03), title, hits[-4:], ranks_of(hits))
 
 
 @diagnosis
@@ -88,13 +87,13 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         phrase, failed = _connecting(case)
         yield from _stuck(case, phrase, _INIT_STUCK_NET, [*failed, *case.hits("nccl-init-start")[:2]])
     if len(started) < size and case.hang.unfinished:
-        for cause, strength in (("launch.world-size", 0.4), ("net.firewall", 0.36), ("net.wrong-interface", 0.33)):
-            yield Candidate(
-                cause,
-                strength,
-                f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it",
-                [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
-            )
+        strengths = {"launch.world-size": 0.4, "net.firewall": 0.36, "net.wrong-interface": 0.33}
+        title = f"{len(started)} of {size} ranks began to initialise NCCL in these logs, and none ended it"
+        yield from rivals(
+            strengths,
+            title,
+            [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
+        )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
         yield Candidate(
@@ -157,8 +156,7 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     title = (
         f"{len(ranks)} ranks wait in their group's first collective, and it ends on none of them: no data passes{where}"
     )
-    for place, cause in enumerate(causes):
-        yield Candidate(cause, 0.44 - 0.03 * place, title, hits, ranks)
+    yield from rivals(falling(causes, 0.44, 0.03), title, hits, ranks)
 
 
 _MOVED = 0.1  # GB/s: with several ranks it is at least half as much on the bus, and not rounded to 0.00
@@ -229,8 +227,8 @@ def _stuck(
     where = "between the hosts" if case.between_hosts else "between the GPUs of the host"
     stacks = case.hits("stack-main-rows", "stack-frame")
     hits = [*began, *case.hits("channel-net", "channel-p2p", "channel-shm")[-4:], *stacks[:4]]
-    for place, cause in enumerate(over_net if case.between_hosts else _between_gpus(case)):
-        yield Candidate(cause, strength - 0.03 * place, f"{phrase} {where}", hits)
+    causes = over_net if case.between_hosts else _between_gpus(case)
+    yield from rivals(falling(causes, strength, 0.03), f"{phrase} {where}", hits)
 
 
 def _between_gpus(case: Case) -> tuple[str, ...]:

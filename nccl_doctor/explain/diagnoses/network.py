@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
 from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
@@ -286,8 +286,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     slingshot = [hit for hit in hits if "UNDELIVERABLE" in hit.text]
     if slingshot:
         title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
-        for cause, strength in (("ib.retry-exceeded", 0.62), ("net.peer-lost", 0.45)):
-            yield Candidate(cause, strength, title, slingshot, *speakers(slingshot))
+        yield from rivals({"ib.retry-exceeded": 0.62, "net.peer-lost": 0.45}, title, slingshot, *speakers(slingshot))
         return
     places = {(hit.host, hit.rank) for hit in hits}
     gone, silent, never = (
@@ -295,8 +294,8 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     )
     if silent and not never and not gone:
         title = "a peer's EFA device answers and its process does not: it hangs, died, or runs another libfabric"
-        for cause, strength in (("net.peer-lost", 0.46), ("sys.node-failure", 0.42), ("net.plugin", 0.38)):
-            yield Candidate(cause, strength, title, silent, *speakers(silent))
+        strengths = {"net.peer-lost": 0.46, "sys.node-failure": 0.42, "net.plugin": 0.38}
+        yield from rivals(strengths, title, silent, *speakers(silent))
         return
     if gone and not never:
         yield Candidate(
@@ -309,8 +308,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     refused = [hit for hit in hits if _EFA_REFUSED.search(hit.text)]
     if refused and not never and not gone:
         title = "an EFA request was refused: its memory is no longer registered, or not for this use"
-        for cause, strength in (("net.plugin", 0.47), ("net.peer-lost", 0.43)):
-            yield Candidate(cause, strength, title, refused, *speakers(refused))
+        yield from rivals({"net.plugin": 0.47, "net.peer-lost": 0.43}, title, refused, *speakers(refused))
         return
     passed_once = case.has("progress")  # the job's steps went over it
     if passed_once and not gone:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import came_after, hosts_of, speakers
@@ -255,8 +255,7 @@ def store_waits_from_the_start(case: Case) -> Iterable[Candidate]:
     hits = [hit for hit in case.hits("socket-timeout") if any(words in hit.text for words in of_store)]
     if hits and not case.has("progress", "nccl-init-complete", "watchdog-timeout", "joined-partly"):
         title = "the store gave no answer in time: other ranks never came to it"
-        yield Candidate("launch.world-size", 0.33, title, hits, *speakers(hits))
-        yield Candidate("net.master-unreachable", 0.31, title, hits, *speakers(hits))
+        yield from rivals({"launch.world-size": 0.33, "net.master-unreachable": 0.31}, title, hits, *speakers(hits))
 
 
 @diagnosis

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.model import Hit, Proof
 
 _OPEN = 0.46  # below "decided": the files name who is missing, and the logs have to say why
-_STEP = 0.04
 
 
 @diagnosis
@@ -31,9 +30,8 @@ def state_files(case: Case) -> Iterable[Candidate]:
                 final=True,
             )
             continue
-        for place, cause in enumerate(proof.candidates[:3]):
-            strength = min(proof.confidence, _OPEN) - _STEP * place
-            yield Candidate(cause, strength, proof.title, hits, set(proof.ranks))
+        strengths = falling(proof.candidates[:3], min(proof.confidence, _OPEN), 0.04)
+        yield from rivals(strengths, proof.title, hits, proof.ranks)
 
 
 def _hit(proof: Proof, index: int) -> Hit:

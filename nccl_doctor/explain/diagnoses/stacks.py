@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.lines import later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
@@ -48,10 +48,8 @@ def held_in_native_code(case: Case) -> Iterable[Candidate]:
         return
     call = _CALL.search(calls[-1].text) if calls else None
     shown = f"a process that waits in {call.group()}" if call else "no thread that calls a collective"
-    for cause, strength in (("app.straggler-timeout", 0.32), ("app.collective-mismatch", 0.3)):
-        yield Candidate(
-            cause, strength, f"a debugger shows {shown}; the other ranks' stacks decide", calls[:2] or attached
-        )
+    title = f"a debugger shows {shown}; the other ranks' stacks decide"
+    yield from rivals({"app.straggler-timeout": 0.32, "app.collective-mismatch": 0.3}, title, calls[:2] or attached)
 
 
 @diagnosis
@@ -89,8 +87,8 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
         )
     elif names and case.hang.stacks:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
-        for cause, strength in (("app.straggler-timeout", 0.4), ("app.collective-mismatch", 0.37)):
-            yield Candidate(cause, strength, title, [hit for _, hit in calls.values()], vague=True)
+        strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37}
+        yield from rivals(strengths, title, [hit for _, hit in calls.values()], vague=True)
 
 
 def _callers(case: Case, call: Hit) -> list[Hit]:
@@ -149,8 +147,7 @@ def abort_stands(case: Case) -> Iterable[Candidate]:
     if hits:
         title = "ncclCommAbort does not return: NCCL waits for a thread or a kernel of its own"
         proof = [*hits[:3], *case.hang.stacks[:2]]
-        yield Candidate("sw.nccl-bug", 0.6, title, proof, *speakers(hits))
-        yield Candidate("app.pg-misuse", 0.45, title, proof, *speakers(hits))
+        yield from rivals({"sw.nccl-bug": 0.6, "app.pg-misuse": 0.45}, title, proof, *speakers(hits))
 
 
 @diagnosis
@@ -159,8 +156,8 @@ def bootstrap_stands(case: Case) -> Iterable[Candidate]:
     hits = case.hits("stack-bootstrap") if case.hang.stacks else []
     if hits:
         title = "ranks wait in NCCL's bootstrap for others that have not come there"
-        for cause, strength in (("app.straggler-timeout", 0.42), ("launch.world-size", 0.4), ("net.firewall", 0.38)):
-            yield Candidate(cause, strength, title, [*hits[:3], *case.hang.stacks[:2]])
+        strengths = {"app.straggler-timeout": 0.42, "launch.world-size": 0.4, "net.firewall": 0.38}
+        yield from rivals(strengths, title, [*hits[:3], *case.hang.stacks[:2]])
 
 
 @diagnosis
@@ -196,9 +193,9 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
 def stack_of_one_side(case: Case) -> Iterable[Candidate]:
     """Somebody took the stack of a process that waits for other ranks. What those do, only their own stacks can say."""
     waiting = [hit for hit in case.hits("stack-main-rows") if _WAITS.search(hit.text)] if case.hang.stacks else []
-    for nth, cause in enumerate(("app.collective-mismatch", "app.straggler-timeout") if waiting else ()):
+    if waiting:
         title = (
             f"a process waits for other ranks ({shortened(waiting[0].text, 80)}); what they do, their stacks would tell"
         )
         hits = [*waiting[:6], *case.hang.stacks[:2]]
-        yield Candidate(cause, 0.34 - 0.02 * nth, title, hits, ranks_of(hits))
+        yield from rivals({"app.collective-mismatch": 0.34, "app.straggler-timeout": 0.32}, title, hits, ranks_of(hits))

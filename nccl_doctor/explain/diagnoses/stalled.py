@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import later, place, ranks_of
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -48,8 +48,7 @@ def later_work_never_ends(case: Case) -> Iterable[Candidate]:
     causes, where = _on_the_way(case, case.has("progress"))
     title = f"all {len(ranks)} ranks had launched the collective that they wait in: no data passes{where}, or one GPU never came to it"
     hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
-    for nth, cause in enumerate(causes):
-        yield Candidate(cause, 0.4 - 0.03 * nth, title, hits, ranks)
+    yield from rivals(falling(causes, 0.4, 0.03), title, hits, ranks)
 
 
 @diagnosis
@@ -72,8 +71,7 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     came = f"came up to {size['size']} bytes" if size else "gave no result"
     title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
     hits = [*last, *case.hits("tests-range")[-1:], *stopped[:1]]
-    for nth, cause in enumerate(causes):
-        yield Candidate(cause, 0.4 - 0.03 * nth, title, hits)
+    yield from rivals(falling(causes, 0.4, 0.03), title, hits)
 
 
 @diagnosis
@@ -82,15 +80,12 @@ def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
     whom, the end does not tell. The stacks of all ranks, taken while it hangs, or the flight recorder would."""
     hits = [] if case.hang.unfinished or case.hang.stopped_tables else case.hang.interrupted
     by_hand = any("^C" in hit.text or SIGINT.search(hit.text) for hit in hits)
-    causes = (
-        "app.straggler-timeout",
-        "app.collective-mismatch",
-        "net.peer-lost" if case.has("progress") else "net.firewall",
-    )
-    for nth, cause in enumerate(causes if hits else ()):
+    if hits:
+        lost = "net.peer-lost" if case.has("progress") else "net.firewall"
+        strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37, lost: 0.34}
         title = f"the job stood still until {'somebody interrupted it' if by_hand else 'its time was over'}: for what, it does not say"
         proof = [*hits[:3], *filter(None, [case.last("progress") or case.last("nccl-init-complete")])]
-        yield Candidate(cause, 0.4 - 0.03 * nth, title, proof, ranks_of(hits))
+        yield from rivals(strengths, title, proof, ranks_of(hits))
 
 
 _WAITING_WATTS = (
@@ -116,5 +111,4 @@ def busy_without_work(case: Case) -> Iterable[Candidate]:
         return
     title = f"all GPUs are busy at {min(watts):.0f} to {max(watts):.0f} W: they wait in a collective, for whom does not show"
     causes = ("app.straggler-timeout", "app.collective-mismatch", "ib.retry-exceeded", "sw.nccl-bug")
-    for nth, cause in enumerate(causes):
-        yield Candidate(cause, 0.38 - 0.02 * nth, title, hits[:8], vague=True)
+    yield from rivals(falling(causes, 0.38, 0.02), title, hits[:8], vague=True)
