@@ -6,7 +6,7 @@ import functools
 import math
 import re
 
-from nccl_doctor.explain.lines import by_file, came_after, later, place, shape
+from nccl_doctor.explain.lines import by_file, came_after, just_below, later, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role
 
@@ -242,7 +242,7 @@ class Course:
         """Whether somebody stopped the program just after it had said that its run was over."""
         if hit is None or not STOPPED.search(hit.text):
             return False
-        return any(0 < hit.line - end.line <= _SOON for end in self._run_ended.get(hit.file, ()))
+        return any(just_below(hit, end, _SOON) for end in self._run_ended.get(hit.file, ()))
 
     def _shut_down(self, end: Hit, hit: Hit) -> bool:
         """Whether this end, in the file of ``hit``, was the end of what that tells of: no work was done between the two."""

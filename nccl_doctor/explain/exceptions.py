@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from nccl_doctor.explain.course import Course
-from nccl_doctor.explain.lines import place
+from nccl_doctor.explain.lines import just_below, place
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role, Traceback
 
@@ -83,9 +83,9 @@ class Exceptions:
         """Whether a launcher's own traceback: its type says so, or it is cut, has only a launcher's frames, and follows its report."""
         if item.type:
             return LAUNCHER.search(item.type) is not None
-        near = range(item.hit.line - _BEHIND, item.hit.line)
-        told = (hit for hit in self._logs.hits("torchrun-exit", "torchrun-failed") if hit.file == item.hit.file)
-        return all(map(_LAUNCHERS_FILE.search, item.frames)) and any(hit.line in near for hit in told)
+        told = self._logs.hits("torchrun-exit", "torchrun-failed")
+        follows = any(just_below(item.hit, hit, _BEHIND) for hit in told)
+        return follows and all(map(_LAUNCHERS_FILE.search, item.frames))
 
     @functools.cached_property
     def of_pipes(self) -> list[Traceback]:

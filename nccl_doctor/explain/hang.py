@@ -141,7 +141,7 @@ class Hang:
     def _silence(self, hit: Hit) -> bool:
         """Whether the last step before this line is many times older than the steps were apart."""
         told = [*self._logs.hits("progress"), *self._course.last_steps.get(hit.file, [])]
-        steps = [step for step in told if step.file == hit.file and step.line < hit.line]
+        steps = [step for step in told if later(hit, step)]
         times = sorted({step.seconds for step in steps if step.seconds is not None})
         ended = self._logs.has("run-ended", "ended-well") or any(SERVES.search(step.text) for step in steps[-1:])
         slurms = prefix.parse(hit.text.partition(_SLURMS_TIME)[2]).seconds

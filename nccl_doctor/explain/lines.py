@@ -13,6 +13,11 @@ from nccl_doctor.explain.readers import prefix
 place: Callable[[Hit], tuple[str, int]] = operator.attrgetter("file", "line")
 
 
+def just_below(one: Hit, other: Hit, lines: int) -> bool:
+    """Whether ``one`` stands in the same file below ``other``, by so many lines at most."""
+    return one.file == other.file and 0 < one.line - other.line <= lines
+
+
 _SAME_TIME = 2.0  # seconds: what is told so soon after may be older
 
 

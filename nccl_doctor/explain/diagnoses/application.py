@@ -21,7 +21,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_busy,
 )
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import ending, in_order, later, place, ranks_of, shape, speakers
+from nccl_doctor.explain.lines import ending, in_order, just_below, later, place, ranks_of, shape, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 from nccl_doctor.facts.fold import ranges
@@ -585,8 +585,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     before = case.summary.before.get(first.file, [])
     busy = still_busy(hit for hit in before if hit.line < first.line)
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
-        near = range(first.line - NEAR, first.line)
-        busy = still_busy(h for h in case.hits("straggler-words") if h.file == first.file and h.line in near)
+        busy = still_busy(hit for hit in case.hits("straggler-words") if just_below(first, hit, NEAR))
     if not busy:
         return
     ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])

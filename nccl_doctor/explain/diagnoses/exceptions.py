@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
-from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
+from nccl_doctor.explain.lines import ending, hosts_of, just_below, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Traceback
 from nccl_doctor.explain.readers import prefix
 
@@ -172,8 +172,8 @@ def _told_with(case: Case, first: Traceback) -> list[Traceback]:
         item
         for item in case.summary.tracebacks
         if item.type
-        and (item.hit.file, item.hit.rank, item.hit.host) == (first.hit.file, first.hit.rank, first.hit.host)
-        and 0 < item.hit.line - first.hit.line <= _CHAIN
+        and (item.hit.rank, item.hit.host) == (first.hit.rank, first.hit.host)
+        and just_below(item.hit, first.hit, _CHAIN)
     ][:4]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import came_after, ending, hosts_of, place, shortened, speakers
+from nccl_doctor.explain.lines import came_after, ending, hosts_of, just_below, later, place, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.status import CUDA
 from nccl_doctor.facts.xid import sxids, xids
@@ -259,7 +259,7 @@ def xid(case: Case) -> Iterable[Candidate]:
 
 def _same_gpu(earlier: Hit, hit: Hit) -> bool:
     """Whether this Xid came from the same GPU as an earlier one of the same log."""
-    return earlier.file == hit.file and earlier.line < hit.line and earlier.groups.get("pci") == hit.groups.get("pci")
+    return later(hit, earlier) and earlier.groups.get("pci") == hit.groups.get("pci")
 
 
 _THERMAL_SXID = 10004
@@ -324,10 +324,10 @@ def nvls_setup(case: Case) -> Iterable[Candidate]:
         ready.setdefault((hit.host, hit.pid), hit)
     hits = []
     for hit in case.hits("nvls-unsupported"):
-        if any(note.file == hit.file and 0 < note.line - hit.line <= 3 for note in case.hits("nvls-registration")):
+        if any(just_below(note, hit, 3) for note in case.hits("nvls-registration")):
             continue
         before = ready.get((hit.host, hit.pid)) or (next(iter(ready.values()), None) if not hit.pid else None)
-        if before is None or not (before.file == hit.file and before.line < hit.line):
+        if before is None or not later(hit, before):
             hits.append(hit)
     late = [] if hits else case.hits("nvls-unsupported")
     if hits or late:
@@ -427,11 +427,7 @@ def hung_task(case: Case) -> Iterable[Candidate]:
     hung = [hit for hit in every if "echo 0 >" not in hit.text] or every
     if not hung:
         return
-    frames = [
-        hit
-        for hit in case.hits("driver-frame")
-        if any(task.file == hit.file and 0 < hit.line - task.line <= _STACK for task in hung)
-    ]
+    frames = [hit for hit in case.hits("driver-frame") if any(just_below(hit, task, _STACK) for task in hung)]
     if frames:
         title = "a process hangs in the GPU's driver, and cannot be ended: the host or the GPU needs a reset"
         yield Candidate("gpu.fell-off-bus", 0.8, title, [hung[0], frames[0], *hung[1:3]], hosts=hosts_of(frames))
@@ -444,11 +440,7 @@ def hung_task(case: Case) -> Iterable[Candidate]:
 def kernel_crash_in_driver(case: Case) -> Iterable[Candidate]:
     """The kernel crashed, and the instruction (RIP) is one of the GPU's driver."""
     frames = [hit for hit in case.hits("driver-frame") if "RIP: " in hit.text]
-    near = [
-        hit
-        for hit in case.hits("node-died")
-        if any(frame.file == hit.file and 0 < frame.line - hit.line <= _STACK for frame in frames)
-    ]
+    near = [hit for hit in case.hits("node-died") if any(just_below(frame, hit, _STACK) for frame in frames)]
     if near:
         title = "the kernel crashed in the GPU's driver: a bug of this release, or a GPU that answers wrongly"
         yield Candidate("gpu.driver", 0.92, title, [near[0], frames[0], *near[1:3]], hosts=hosts_of(frames))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import by_file, hosts_of, in_order, shortened
+from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -133,7 +133,7 @@ _PERIODS = 100
 def cpu_quota(case: Case) -> Iterable[Candidate]:
     """cpu.stat of a container: in most of the periods its processes had used up the CPU quota, and stood still for the rest."""
     for hit in case.hits("cpu-throttled"):
-        periods = [one for one in case.hits("cpu-periods") if one.file == hit.file and 0 < hit.line - one.line <= 2]
+        periods = [one for one in case.hits("cpu-periods") if just_below(hit, one, 2)]
         total, held = (int(periods[-1].groups["periods"]) if periods else 0), int(hit.groups["throttled"])
         if total >= _PERIODS and held >= _THROTTLED * total:
             title = f"the container's CPU quota was used up in {held} of {total} periods: its processes are throttled"

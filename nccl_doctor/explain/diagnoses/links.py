@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import by_file, hosts_of, place
+from nccl_doctor.explain.lines import by_file, hosts_of, just_below, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import PORT_RATE
@@ -24,7 +24,7 @@ _PORT = 24  # lines that ibstat and ibstatus print of a port
 
 def _above(hit: Hit, headings: list[Hit]) -> Hit | None:
     """The last of these lines before this one, of the same listing."""
-    near = [head for head in headings if head.file == hit.file and 0 < hit.line - head.line <= _PORT]
+    near = [head for head in headings if just_below(hit, head, _PORT)]
     return max(near, key=place, default=None)
 
 

@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import came_after, hosts_of, speakers
+from nccl_doctor.explain.lines import came_after, hosts_of, later, speakers
 from nccl_doctor.explain.model import Hit
 
 # 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
@@ -266,7 +266,7 @@ def store_lost_in_mid_run(case: Case) -> Iterable[Candidate]:
     """
     lost, alive = case.hits("rdzv-connection"), case.first("keep-alive-failed")
     step = case.first("progress")
-    began = step is not None and lost and step.file == lost[0].file and step.line < lost[0].line
+    began = step is not None and lost and later(lost[0], step)
     if lost and (alive is not None or began):
         hits = [*([alive] if alive else []), *case.hits("rdzv-consequence")[:2], *lost[:4]]
         title = "the process that held the rendezvous store, the first node's agent, went away in mid-run"

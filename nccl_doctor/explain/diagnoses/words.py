@@ -9,7 +9,7 @@ from statistics import median
 
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.lines import in_order, later
+from nccl_doctor.explain.lines import in_order, just_below, later
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import bystanders
 
@@ -26,7 +26,7 @@ def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> li
     """Lines (just before another) in which these ranks (None: anybody) say, in words of their own, that they end."""
     said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
     if before is not None:
-        said = [hit for hit in said if hit.file == before.file and before.line - NEAR < hit.line < before.line]
+        said = [hit for hit in said if just_below(before, hit, NEAR)]
     return [
         hit
         for hit in in_order(hit for hit in said if ranks is None or hit.rank in ranks or names_rank(hit.text, ranks))

@@ -1,0 +1,136 @@
+"""Lines that accuse by their words, and in this case say nothing, or less: something else accounts for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.hang import GAVE_UP
+from nccl_doctor.explain.lines import came_after, just_below, later
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.system import SHELL_KILLED
+
+_CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
+_TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
+_CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
+
+
+def _of_a_debugger(case: Case, hit: Hit) -> bool:
+    """Whether a native frame is one of processes that stand still, and not of a crash."""
+    if hit.signature != "nccl-frame" or case.has(*_CRASHED):
+        return False
+    return any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
+
+
+def _follows_failed_task(case: Case, hit: Hit) -> bool:
+    """Whether Slurm cancelled the step after a task had failed, waited in vain or could not start: it is no cause then."""
+    if not _CANCELLED.search(hit.text) or "DUE TO" in hit.text:
+        return False
+    failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
+    failed += case.hits(
+        "watchdog-timeout", "watchdog-down", "monitored-barrier", *(_CRASHED if "STEP" in hit.text else ())
+    )
+    failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
+    return any(later(hit, item) for item in failed)
+
+
+_DEAD_WORKER = re.compile(r"Worker PID: (\d+)")
+
+
+def _ended_by_others(case: Case, hit: Hit) -> bool:
+    """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
+    of a kernel that has waited in vain for other ranks, a crash after XLA had aborted its communicators, a fabric manager
+    that found no switch to manage, or a worker of Ray whose own watchdog ended it."""
+    if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
+        before = case.hits(*GAVE_UP)
+    elif "unspecified launch failure" in hit.text:
+        before = case.hits("deepep-timeout", "symmetric-signal-timeout")
+    elif hit.signature in _CRASHED:
+        before = case.hits("xla-communicator")
+    elif hit.signature == "fabric-manager":
+        before = case.hits("no-switch-to-manage")
+    elif hit.signature == "ray-vanished":
+        before = case.hits("watchdog-timeout", "watchdog-down")
+        dead = _DEAD_WORKER.search(hit.text)
+        if dead and any(one.pid == dead[1] for one in before):
+            return True  # Ray passes a worker's last words on when it may have told of its end already
+    else:
+        return False
+    return any(_behind(hit, one) for one in before)
+
+
+_ONE_DEVICE = re.compile(r"Unable to open device \w|ibv_open_device failed")
+
+
+def _passed_over(case: Case, hit: Hit) -> bool:
+    """Whether NCCL could not open an adapter and goes on without: a container is given some of its host's.
+
+    Only where all of the job's processes then use the same: those that use more would wait for a peer on the others.
+    """
+    if hit.signature != "no-hca" or not _ONE_DEVICE.search(hit.text):
+        return False
+    return len({line.groups["devices"] for line in case.hits("net-ib-using")}) == 1
+
+
+_PORT = re.compile(r"\b(?:link|device|CA|hca_id:?) '?([a-z]\w+)")  # rdma link, ibstatus and the like
+
+
+def _beside_the_job(case: Case, hit: Hit) -> bool:
+    """Whether a listing tells of a port that no process of the job uses: NCCL names those it uses."""
+    used = " ".join(line.groups["devices"] for line in case.hits("net-ib-using"))
+    named = _PORT.findall(hit.text) if used and hit.signature == "port-state-down" else []
+    return bool(named) and not any(f"{device}:" in used for device in named)
+
+
+_SAME_PORT = 2  # lines from a port's state to its physical state
+_OFF = "disabled"
+
+
+def _switched_off(case: Case, hit: Hit) -> bool:
+    """Whether a listing tells of a port that is switched off (Disabled; one without its partner is polling), beside active
+    ones: of adapters with two ports one is often not used."""
+    if hit.signature != "port-state-down" or all(active.file != hit.file for active in case.hits("port-active")):
+        return False
+    text = hit.text.lower()
+    below = () if "phys" in text else case.hits(hit.signature)  # its physical state is told below
+    return _OFF in text or any(_OFF in one.text.lower() and just_below(one, hit, _SAME_PORT) for one in below)
+
+
+def _up_at_the_start(case: Case, down: Hit) -> bool:
+    """Whether a link that went down was up again before NCCL chose its adapters: that job never saw it down."""
+    if down.signature != "kernel-link-down":
+        return False
+    downs = [last for last in case.lasts("kernel-link-down") if last.host == down.host]
+    ups = [up for up in case.hits("kernel-link-up") if up.host == down.host and all(_behind(up, one) for one in downs)]
+    return any(_behind(using, up) for up in ups for using in case.hits("net-ib-using"))
+
+
+def _behind(one: Hit, other: Hit) -> bool:
+    """Whether ``one`` came after ``other``. Of one file the order tells: the clocks of what passes lines on differ."""
+    return later(one, other) or came_after(one, other) is True
+
+
+def _by_hand(case: Case, hit: Hit) -> bool:
+    return case.hang.ended_by(hit)
+
+
+_DISMISSED = (_follows_failed_task, _passed_over, _of_a_debugger)
+# What is left of a cause whose lines are all excused so.
+_LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
+    (_beside_the_job, 0.58),
+    (_by_hand, 0.3),
+    (_ended_by_others, 0.2),
+    (_up_at_the_start, 0.2),
+    (_switched_off, 0.18),
+)
+
+
+def accuses(case: Case, hit: Hit) -> bool:
+    """Whether nothing else accounts for this line of a cause or symptom."""
+    return not any(excuse(case, hit) for excuse in _DISMISSED)
+
+
+def most(case: Case, hits: list[Hit]) -> float:
+    """The most that these lines of one signature can prove, on the scale of strength; 1 where nothing excuses them all."""
+    return min((left for excuse, left in _LEFT if all(excuse(case, hit) for hit in hits)), default=1.0)
