@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 # Cause id -> words. A line can belong to several; of causes with as many lines the one that stands first here is named first.
 TOPICS: dict[str, str] = {
     "gpu.nvlink": r"nvlink(?! (?:error|warning|fatal) *:)|nvswitch|sxid|xid\b.{0,30}\b(?:144|145|146|147|148|149|150)\b",
-    "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|multicast|\b802\b",
+    "gpu.fabric-manager": r"fabric ?-?manager|fabricmanager|fabric state|nvls|(?<!broadcast,)multicast|\b802\b",
     "gpu.imex": r"imex|mnnvl|multi-node nvlink",
     "gpu.ecc": r"\becc\b|row.?remap|double.bit|retired page|page retirement",
     "gpu.fell-off-bus": r"fallen off|\bxid\b|\bgsp\b|gpu (?:is )?lost|device handle for gpu|(?:pcieport|aer:).*(?:uncorrect|fatal|dpc|failed)|gpu.*not responding|^.*nvidia \S+: .*inaccessible|bad register read",

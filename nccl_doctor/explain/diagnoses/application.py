@@ -304,14 +304,12 @@ def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def silent_rank(case: Case) -> Iterable[Candidate]:
     """Most ranks report a time-out, one or a few do not: those never joined the collective."""
-    if not case.has("watchdog-timeout") or case.world < 2:
-        return
     waited = {item.rank for item in case.work if item.hit is not None}
     absent = set(range(case.world)) - waited
+    if not waited or not 0 < len(absent) <= max(1, case.world // 4):
+        return
     # A rank without any line may only be missing from the collection of logs, unless many others are there.
     if not absent <= case.summary.ranks and len(waited) < 3:
-        return
-    if not waited or not absent or len(absent) > max(1, case.world // 4) or len(waited) < case.world / 2:
         return
     hits = [case.summary.last_of_rank[rank] for rank in sorted(absent) if rank in case.summary.last_of_rank]
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])

@@ -228,7 +228,6 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
             f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen",
             [*chosen_lo, *hits[:2]],
         )
-        yield Candidate("env.bad-nccl-var", 0.7, "an exclusion list without lo", hits[:2])
 
 
 @diagnosis
@@ -325,34 +324,41 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
+_LARGE_PING = re.compile(r"ping .*(?:-M do|-s) ")
+
+
 @diagnosis
 def large_packets_lost(case: Case) -> Iterable[Candidate]:
-    """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
-    probes = [hit for hits in case.summary.heads.values() for hit in hits] if case.has("ping-loss") else []
-    probes += [hit for hit in case.tail if "ping " in hit.text] if case.has("ping-loss") else []
-    big = [hit for hit in probes if re.search(r"ping .*-s (\d{4,5})", hit.text)]
-    for hit in probes:
-        if re.search(r"ping .*(?:-M do|-s) ", hit.text):
-            yield Candidate(
-                "net.mtu",
-                0.85,
-                "large packets do not pass between the hosts",
-                [hit, *case.hits("ping-loss")[:2], *big[:2]],
-            )
-            return
-    values = {
-        hit.groups["mtu"]
-        for hit in case.hits("ip-link-mtu")
-        if hit.groups["mtu"] in ("1500", "9000", "4200", "1450", "8900", "9001", "1460", "2044", "4092")
-    }
+    """Hand-made probes: large pings are lost where small ones pass."""
+    lost = case.hits("ping-loss")
+    typed = [*(hit for hits in case.summary.heads.values() for hit in hits), *case.tail] if lost else []
+    large = [hit for hit in typed if _LARGE_PING.search(hit.text)]
+    if large:
+        title = "large packets do not pass between the hosts"
+        yield Candidate("net.mtu", 0.85, title, [large[0], *lost[:2], *large[1:3]])
+
+
+_INTERFACE = re.compile(r"(?<!\S)([A-Za-z][\w.-]*)(?:@\S+)?: (?:<|flags=)")  # as ip link and ifconfig print it
+
+
+@diagnosis
+def mtu_of_interfaces(case: Case) -> Iterable[Candidate]:
+    """An interface has different MTUs on different hosts, and ranks wait for each other in vain or lose a connection.
+
+    Interfaces of one host differ by design: Docker's bridge has 1500 bytes beside any other.
+    """
+    told: dict[str, dict[str, Hit]] = defaultdict(dict)
+    for hit in case.hits("ip-link-mtu"):
+        found = _INTERFACE.search(hit.text)
+        if found and not _VIRTUAL.match(found[1]):
+            told[found[1]].setdefault(hit.groups["mtu"], hit)
     failing = case.has("watchdog-timeout", "connect-timeout", "socket-timeout", "peer-closed")
-    if len(values) > 1 and failing and {"9000", "9001", "8900"} & values:
-        yield Candidate(
-            "net.mtu",
-            0.62,
-            f"interfaces have different MTUs ({', '.join(sorted(values))})",
-            case.hits("ip-link-mtu")[:6],
-        )
+    for name, by_mtu in told.items():
+        hits = list(by_mtu.values())
+        if failing and len(hosts_of(hits)) > 1:
+            title = f"{name} has different MTUs on different hosts ({', '.join(sorted(by_mtu))})"
+            yield Candidate("net.mtu", 0.62, title, hits, hosts=hosts_of(hits))
+            return
 
 
 @diagnosis

@@ -73,6 +73,13 @@ def test_times_of_different_loggers_compare() -> None:
     assert one == two == (three or 0) + 0.5
 
 
+@pytest.mark.parametrize(("lead", "host"), [("", ""), ("gpu01: ", "gpu01")])
+def test_an_interface_is_no_host_and_its_number_no_task(lead: str, host: str) -> None:
+    line = prefix.parse(f"{lead}2: eth0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500")
+    assert (line.task, line.host, line.body[:2]) == (None, host, "2:")
+    assert prefix.parse(f"{lead}eth0: flags=4163<UP,BROADCAST>  mtu 1500").host == host
+
+
 def test_srun_label_is_a_task() -> None:
     line = prefix.parse("17:   File x")
     assert (line.task, line.rank, line.body) == (17, None, "  File x")

@@ -46,7 +46,7 @@ def test_every_signature_says_what_it_proves() -> None:
 
 
 _ASKED = re.compile(
-    r"\b(?:case|self|course)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)"
+    r"\b(?:case|self|course|_?logs)\.(?:hits|has|first|last|count|ranks|hosts_of|overcome)\(((?:\s*\"[^\"]+\",?)+)"
 )
 
 
