@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from nccl_doctor.explain import excuses, topics
+from nccl_doctor.explain import excuses, trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
@@ -59,7 +59,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = [pair for pair in topics.vote(case) if not all(case.hang.ended_by(hit) for hit in pair[1])]
+    votes = [pair for pair in trouble.vote(case) if not all(case.hang.ended_by(hit) for hit in pair[1])]
     return [
         Candidate(
             cause,
@@ -82,7 +82,7 @@ def _last_resort(case: Case) -> list[Candidate]:
         hit
         for hits in case.summary.tails.values()
         for hit in hits[-3:]
-        if topics.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
+        if trouble.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
     ]
     said = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
     if not said:

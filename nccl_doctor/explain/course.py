@@ -169,7 +169,7 @@ class Course:
         troubles = [
             item.hit
             for item in logs.summary.tracebacks
-            if Role.HARMLESS not in logs.roles(item) and not self._stopped_after_end(item.hit)
+            if not logs.known_as(item, Role.HARMLESS) and not self._stopped_after_end(item.hit)
         ]
         for signature in logs.seen(Role.CAUSE, Role.SYMPTOM):
             name = signature.name

@@ -95,11 +95,11 @@ class Exceptions:
 
     def is_known(self, item: Traceback) -> bool:
         """Whether a signature knows the exception's line: it then says what it means."""
-        return not self._logs.roles(item).isdisjoint((Role.CAUSE, Role.SYMPTOM, Role.HARMLESS))
+        return self._logs.known_as(item, Role.CAUSE, Role.SYMPTOM, Role.HARMLESS)
 
     def is_harmless(self, item: Traceback) -> bool:
         """Whether Python itself said that it goes on after this exception."""
-        return Role.HARMLESS in self._logs.roles(item)
+        return self._logs.known_as(item, Role.HARMLESS)
 
     @functools.cached_property
     def caught(self) -> set[tuple[str, int]]:

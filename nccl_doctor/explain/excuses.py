@@ -18,9 +18,7 @@ _CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 
 def _of_a_debugger(case: Case, hit: Hit) -> bool:
     """Whether a native frame is one of processes that stand still, and not of a crash."""
-    if hit.signature != "nccl-frame" or case.has(*_CRASHED):
-        return False
-    return any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
+    return not case.has(*_CRASHED) and any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
@@ -68,7 +66,7 @@ def _passed_over(case: Case, hit: Hit) -> bool:
 
     Only where all of the job's processes then use the same: those that use more would wait for a peer on the others.
     """
-    if hit.signature != "no-hca" or not _ONE_DEVICE.search(hit.text):
+    if not _ONE_DEVICE.search(hit.text):
         return False
     return len({line.groups["devices"] for line in case.hits("net-ib-using")}) == 1
 
@@ -115,7 +113,7 @@ def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
 
-_DISMISSED = (_follows_failed_task, _passed_over, _of_a_debugger)
+_DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger}
 # What is left of a cause whose lines are all excused so.
 _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_beside_the_job, 0.58),
@@ -128,7 +126,8 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
 
 def accuses(case: Case, hit: Hit) -> bool:
     """Whether nothing else accounts for this line of a cause or symptom."""
-    return not any(excuse(case, hit) for excuse in _DISMISSED)
+    excuse = _DISMISSED.get(hit.signature)
+    return not _follows_failed_task(case, hit) and (excuse is None or not excuse(case, hit))
 
 
 def most(case: Case, hits: list[Hit]) -> float:

@@ -83,9 +83,9 @@ class Logs:
     def _seen(self) -> list[Signature]:
         return [self.signatures[name] for name in sorted(self.summary.groups) if name in self.signatures]
 
-    def roles(self, item: Traceback) -> set[Role]:
-        """The roles of the signatures that know an exception's line: they say what it means."""
-        return {self.signatures[name].role for name in item.known}
+    def known_as(self, item: Traceback, *roles: Role) -> bool:
+        """Whether a signature of one of these roles knows the exception's line: it then says what it means."""
+        return any(self.signatures[name].role in roles for name in item.known)
 
     @functools.cached_property
     def tail(self) -> list[Hit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain import related, topics
+from nccl_doctor.explain import related, trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.exceptions import LAUNCHER
@@ -96,7 +96,7 @@ def _around(case: Case, quoted: list[Hit]) -> list[Hit]:
     def apart(hit: Hit) -> int:
         return min(abs(hit.line - other.line) for other in beside[hit.file])
 
-    others = [hit for hit in topics.trouble(case) if hit.file in beside and place(hit) not in effects]
+    others = [hit for hit in trouble.lines(case) if hit.file in beside and place(hit) not in effects]
     near = [hit for hit in others if apart(hit) < _NEAR]
     return _fresh(quoted, sorted(near, key=lambda hit: (apart(hit), place(hit))))
 

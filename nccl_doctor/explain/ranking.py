@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.candidates import PLAUSIBLE, collect
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
@@ -130,7 +130,7 @@ def _survived(case: Case, item: Candidate) -> bool:
         last
         for name in {hit.signature for hit in item.hits}
         for last in case.lasts(name)
-        if last.file in files or name != "error-line" or topics.sounds_bad(last.text)
+        if last.file in files or name != "error-line" or trouble.sounds_bad(last.text)
     ]
     latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
     return all(_went_on(case, item, last) for last in latest.values())

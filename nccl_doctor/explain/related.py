@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Hit
 
@@ -13,7 +13,7 @@ def lines(case: Case, cause: str) -> list[Hit]:
     facts = [
         hit for name in _FACTS.get(cause, ()) for hit in (*case.hits(name)[:6], case.last(name)) if hit is not None
     ]
-    return settings + facts + topics.about(case, cause)
+    return settings + facts + trouble.about(case, cause)
 
 
 def concerns(name: str, cause: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.explain import advice, quotes, topics
+from nccl_doctor.explain import advice, quotes, trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER
 from nccl_doctor.explain.diagnoses import Candidate
@@ -67,7 +67,7 @@ def _failure_seen(case: Case) -> bool:
         return True
     causes = [signature for signature in case.seen(Role.CAUSE) if signature not in outlived]  # too weak for a verdict
     lasts = [hit for cause in causes for hit in case.lasts(cause.name) if place(hit) not in caught]
-    if any(topics.says_failure(hit.text) and not case.course.outlived(hit) for hit in lasts):
+    if any(trouble.says_failure(hit.text) and not case.course.outlived(hit) for hit in lasts):
         return True
     calm = {
         place(hit)
@@ -105,9 +105,9 @@ def _bad_last_words(case: Case) -> list[Hit]:
     return [
         hit
         for hits in tails
-        if topics.may_say_failure(hit.text for hit in hits)
+        if trouble.may_say_failure(hit.text for hit in hits)
         for hit in _without_rows(case, hits[-LAST_LINES:])
-        if topics.says_failure(hit.text) and not _TALK.search(hit.text) and not case.course.outlived(hit)
+        if trouble.says_failure(hit.text) and not _TALK.search(hit.text) and not case.course.outlived(hit)
     ]
 
 
@@ -157,7 +157,7 @@ def _only_status(case: Case) -> bool:
     """Whether the logs are listings of tools (or a RAS report) without a job's own lines and without trouble."""
     if case.has("ras-report"):
         return not case.summary.proofs
-    return not case.distributed and not topics.vote(case)
+    return not case.distributed and not trouble.vote(case)
 
 
 def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import topics, trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints
@@ -155,7 +155,7 @@ def no_network_of_that_name(case: Case) -> Iterable[Candidate]:
 def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
     """The network is an external plugin's, NCCL or the plugin complains, and no signature knows the text."""
     used = [hit for hit in case.hits("network-used") if hit.groups["network"] not in _BUILT_IN]
-    wrong = [hit for hit in (topics.trouble(case) if used else ()) if "NCCL INFO" not in hit.text or "rror" in hit.text]
+    wrong = [hit for hit in (trouble.lines(case) if used else ()) if "NCCL INFO" not in hit.text or "rror" in hit.text]
     calm = (case.signatures["progress"], case.signatures["ended-well"])
     wrong = [hit for hit in wrong if all(signature.match(hit.text) is None for signature in calm)]
     if used and wrong and not case.has("ofi-error", "ofi-init", "fabric-domain", "plugin-missing"):
@@ -431,7 +431,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     silent = ranks - spoke if None not in spoke else set()
     # An abort is what torch's watchdog does to ranks that waited; a code of its own is the program's, unless NCCL's is told.
     aborts = max(own) < 0 or max(own) == 134
-    explained = case.has("nccl-error-text") or (spoke and not silent) or topics.said_beneath(case, hits)
+    explained = case.has("nccl-error-text") or (spoke and not silent) or trouble.said_beneath(case, hits)
     strength = 0.3 if aborts or explained else 0.44
     ranks = silent or ranks
     ends = failure_table(case.hits("torchrun-rank", "torchrun-exitcode"))

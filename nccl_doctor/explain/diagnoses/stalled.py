@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import SIGINT
@@ -62,7 +62,7 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     if not last or case.has(*_FAILED):
         return
     ends = {place(hit) for hit in stopped}
-    if any(later(hit, last[0]) and place(hit) not in ends for hit in topics.trouble(case)):
+    if any(later(hit, last[0]) and place(hit) not in ends for hit in trouble.lines(case)):
         return
     size = BUSBW_ROW.search(last[0].text)
     causes, where = _on_the_way(case, passed=False)

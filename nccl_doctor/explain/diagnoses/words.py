@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import in_order, just_below, later
 from nccl_doctor.explain.model import Hit
@@ -24,7 +24,7 @@ NEAR = 60  # lines: a traceback and what follows it
 
 def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> list[Hit]:
     """Lines (just before another) in which these ranks (None: anybody) say, in words of their own, that they end."""
-    said = [*(hit for hits in case.summary.before.values() for hit in hits), *topics.trouble(case)]
+    said = [*(hit for hits in case.summary.before.values() for hit in hits), *trouble.lines(case)]
     if before is not None:
         said = [hit for hit in said if just_below(before, hit, NEAR)]
     return [
@@ -123,7 +123,7 @@ def still_at_work(case: Case, ranks: set[int], failed: Hit) -> list[Hit]:
     return [
         hit
         for hit in in_order(said)
-        if later(hit, failed) and not topics.says_failure(hit.text) and not _NOT_WORK.search(hit.text)
+        if later(hit, failed) and not trouble.says_failure(hit.text) and not _NOT_WORK.search(hit.text)
     ]
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import candidates, topics
+from nccl_doctor.explain import candidates, trouble
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
@@ -213,8 +213,8 @@ def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
 
 def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     hits = [Hit("words", "log", number, text) for number, text in enumerate(["it met signal 9", "it met signal 15"])]
-    monkeypatch.setattr(topics, "trouble", lambda case: hits)
-    assert dict(topics.vote(Case(Summary()))) == {"sys.host-oom": [hits[0]], "launch.killed": [hits[1]]}
+    monkeypatch.setattr(trouble, "lines", lambda case: hits)
+    assert dict(trouble.vote(Case(Summary()))) == {"sys.host-oom": [hits[0]], "launch.killed": [hits[1]]}
 
 
 def test_who_speaks_is_named_after_what_is_wrong() -> None:

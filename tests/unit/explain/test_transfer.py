@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.explain import topics
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.model import Verdict
 from tests.unit.explained import explain_text
 
@@ -443,7 +443,7 @@ def test_an_exception_about_what_is_beneath_the_program_does_not_blame_a_rank() 
 
 
 def test_the_number_that_stands_for_others_is_asked_for_by_no_words() -> None:
-    assert topics._ANY not in topics._TOLD
+    assert trouble._ANY not in trouble._TOLD
 
 
 def test_a_device_that_is_listed_is_there() -> None:
