@@ -56,23 +56,13 @@ def different_calls(case: Case) -> Iterable[Candidate]:
             words = last_words(case, {item.rank for item in same})
             done = [hit for hit in words if _EPOCH_DONE.search(hit.text)]
             if done:
-                yield Candidate(
-                    "app.uneven-inputs",
-                    0.7,
-                    "one rank had finished its epoch while another was still in it: they have different numbers of batches",
-                    [*done, *words[-4:], *hits],
-                    ranks_of(done),
-                    final=True,
-                )
+                title = "one rank had finished its epoch while another was still in it: they have different numbers of batches"
+                proof = [*done, *words[-4:], *hits]
+                yield Candidate("app.uneven-inputs", 0.7, title, proof, ranks_of(done), final=True)
             names = " / ".join(sorted({f"{op} {shape}".strip() for op, shape in kinds}))
-            yield Candidate(
-                "app.collective-mismatch",
-                0.93,
-                f"at work {sequence} the ranks are in different collectives: {names[:160]}",
-                [*hits[:2], *words[-6:], *hits[2:]],
-                {item.rank for item in odd},
-                final=True,
-            )
+            title = f"at work {sequence} the ranks are in different collectives: {names[:160]}"
+            proof = [*hits[:2], *words[-6:], *hits[2:]]
+            yield Candidate("app.collective-mismatch", 0.93, title, proof, {item.rank for item in odd}, final=True)
             return
 
 
@@ -138,13 +128,9 @@ def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
         if len(items) == 2 and send and receive and send.sequence == receive.sequence:
             sizes = [item.elements.partition(",")[0] for item in (send, receive)]
             if sizes[0] != sizes[1]:
-                yield Candidate(
-                    "app.collective-mismatch",
-                    0.66,
-                    f"rank {send.rank} sends {sizes[0]}, rank {receive.rank} expects {sizes[1]}",
-                    [item.hit for item in (receive, send) if item.hit],
-                    {send.rank, receive.rank},
-                )
+                title = f"rank {send.rank} sends {sizes[0]}, rank {receive.rank} expects {sizes[1]}"
+                proof = [item.hit for item in (receive, send) if item.hit]
+                yield Candidate("app.collective-mismatch", 0.66, title, proof, {send.rank, receive.rank})
                 return
 
 
@@ -700,13 +686,8 @@ def second_communicator(case: Case) -> Iterable[Candidate]:
     if everyone and len(ids) > 1 and not ids <= completed:
         members = Counter(hit.groups["comm"] for hit in started)
         stale = [hit for hit in last if members[hit.groups["comm"]] > 1 or hit.groups["comm"] in completed]
-        yield Candidate(
-            "app.pg-misuse",
-            0.8,
-            "the ranks try to join different communicators (their commIds differ)",
-            [*stale, *last],
-            {int(hit.groups["rank"]) for hit in stale},
-        )
+        title = "the ranks try to join different communicators (their commIds differ)"
+        yield Candidate("app.pg-misuse", 0.8, title, [*stale, *last], {int(hit.groups["rank"]) for hit in stale})
 
 
 @diagnosis
@@ -728,13 +709,9 @@ def long_operation(case: Case) -> Iterable[Candidate]:
     limit = min([item.timeout_ms / 1000 for item in case.work if item.timeout_ms] or [600.0])
     long = [hit for hit in hits if float(hit.groups["seconds"]) >= 0.8 * limit]
     if long:
-        yield Candidate(
-            "app.straggler-timeout",
-            0.74,
-            f"an operation took {float(long[0].groups['seconds']):.0f} s, the others wait at most {limit:.0f} s",
-            [*long[:6], *case.hits("watchdog-timeout")[:2]],
-            ranks_of(long),
-        )
+        title = f"an operation took {float(long[0].groups['seconds']):.0f} s, the others wait at most {limit:.0f} s"
+        proof = [*long[:6], *case.hits("watchdog-timeout")[:2]]
+        yield Candidate("app.straggler-timeout", 0.74, title, proof, ranks_of(long))
 
 
 @diagnosis
@@ -745,11 +722,5 @@ def garbage_from_a_peer(case: Case) -> Iterable[Candidate]:
     nameless = case.env.get("NCCL_SOCKET_IFNAME") and not case.has("bootstrap-using")  # no interface: no address
     if hits and len(versions) == 1 and not nameless:
         words = [hit for hits_before in case.summary.before.values() for hit in hits_before][-8:]
-        yield Candidate(
-            "app.collective-mismatch",
-            0.62,
-            "a rank read garbage where a peer's address should be: the ranks are in different calls",
-            [*hits, *words],
-            ranks_of(hits),
-            final=True,
-        )
+        title = "a rank read garbage where a peer's address should be: the ranks are in different calls"
+        yield Candidate("app.collective-mismatch", 0.62, title, [*hits, *words], ranks_of(hits), final=True)

@@ -55,13 +55,9 @@ def cured_by_a_setting(case: Case) -> Iterable[Candidate]:
             before = _failed_before(case, cure, hit) if re.fullmatch(cure.value, value) else []
             after = _well_after(case, hit) if before else []
             for place, cause in enumerate((cure.cause, *cure.or_else) if after else ()):
-                yield Candidate(
-                    cause,
-                    0.55 - 0.02 * place if cure.or_else else 0.8,
-                    f"it went well once {name}={value} was set",
-                    [hit, *before[:3], after[0]],
-                    cured=True,
-                )
+                title = f"it went well once {name}={value} was set"
+                proof = [hit, *before[:3], after[0]]
+                yield Candidate(cause, 0.55 - 0.02 * place if cure.or_else else 0.8, title, proof, cured=True)
             if after:
                 break
 

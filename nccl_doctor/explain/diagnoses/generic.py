@@ -159,12 +159,8 @@ def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
     calm = (case.signatures["progress"], case.signatures["ended-well"])
     wrong = [hit for hit in wrong if all(signature.match(hit.text) is None for signature in calm)]
     if used and wrong and not case.has("ofi-error", "ofi-init", "fabric-domain", "plugin-missing"):
-        yield Candidate(
-            "net.plugin",
-            0.5,
-            f"the network plugin {used[0].groups['network']} is in use when it fails: {ending(wrong[0].text, 110)}",
-            [*wrong[:8], *used[:2]],
-        )
+        title = f"the network plugin {used[0].groups['network']} is in use when it fails: {ending(wrong[0].text, 110)}"
+        yield Candidate("net.plugin", 0.5, title, [*wrong[:8], *used[:2]])
 
 
 _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
@@ -366,13 +362,9 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
     """A segmentation fault whose native stack names NCCL's functions, with no other cause in sight: a bug of this release."""
     frames = case.hits("nccl-frame", "nccl-segfault")
     if frames and case.has("segfault", "crash-handler"):
-        yield Candidate(
-            "sw.nccl-bug",
-            0.78,
-            "a process crashed inside NCCL",
-            [*frames, *case.hits("segfault", "crash-handler")[:3]],
-            *speakers(frames),
-        )
+        title = "a process crashed inside NCCL"
+        proof = [*frames, *case.hits("segfault", "crash-handler")[:3]]
+        yield Candidate("sw.nccl-bug", 0.78, title, proof, *speakers(frames))
 
 
 @diagnosis
@@ -383,20 +375,11 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
         return
     timed_out = [hit for hit in retries if "timed out" in hit.text or "No route" in hit.text]
     if timed_out:
-        yield Candidate(
-            "net.firewall",
-            0.58,
-            "connections to peers time out again and again: dropped by a firewall, or the wrong interface",
-            timed_out[:6],
-            *speakers(timed_out),
-        )
+        title = "connections to peers time out again and again: dropped by a firewall, or the wrong interface"
+        yield Candidate("net.firewall", 0.58, title, timed_out[:6], *speakers(timed_out))
     elif case.count("connect-retry") > 8:
-        yield Candidate(
-            "net.peer-lost",
-            0.45,
-            "a peer refuses connections again and again: it is gone or listens on another address",
-            retries[:6],
-        )
+        title = "a peer refuses connections again and again: it is gone or listens on another address"
+        yield Candidate("net.peer-lost", 0.45, title, retries[:6])
         yield Candidate(
             "net.wrong-interface", 0.4, "a peer advertises an address where it does not listen", retries[:4]
         )

@@ -66,13 +66,8 @@ def gloo_peer_in_own_network(case: Case) -> Iterable[Candidate]:
         return
     remotes = sorted({found[2] for _, found in near})
     hits = [hit for hit, _ in near]
-    yield Candidate(
-        "net.firewall",
-        0.65,
-        f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended",
-        [*hits[:4], *case.hits("gloo-connect-failed")[:2]],
-        *speakers(hits),
-    )
+    title = f"Gloo cannot connect to {', '.join(remotes[:4])} ({near[0][1][3].lower()}): a firewall there, or its rank has ended"
+    yield Candidate("net.firewall", 0.65, title, [*hits[:4], *case.hits("gloo-connect-failed")[:2]], *speakers(hits))
 
 
 @diagnosis
@@ -84,13 +79,10 @@ def gloo_odd_family(case: Case) -> Iterable[Candidate]:
     odd = min(first, others, key=len)
     if odd and len(first) != len(others):
         family = {"2": "IPv4", "10": "IPv6"}.get(odd[0].groups["own"], "another family's")
-        yield Candidate(
-            "net.hostname-resolution",
-            0.9,
-            f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?",
-            odd,
-            *speakers(odd),
+        title = (
+            f"Gloo listens on an {family} address there, unlike all others: what does the host's own name resolve to?"
         )
+        yield Candidate("net.hostname-resolution", 0.9, title, odd, *speakers(odd))
 
 
 @diagnosis
@@ -101,19 +93,11 @@ def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
     told = case.value("GLOO_SOCKET_IFNAME")
     hits = case.hits("gloo-connect-failed")
     if told:
-        yield Candidate(
-            "net.wrong-interface",
-            0.75,
-            f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}",
-            [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]],
-        )
+        title = f"Gloo cannot connect over GLOO_SOCKET_IFNAME={told}"
+        yield Candidate("net.wrong-interface", 0.75, title, [*hits[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]])
     else:
-        yield Candidate(
-            "net.hostname-resolution",
-            0.56,
-            "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)",
-            hits[:6],
-        )
+        title = "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)"
+        yield Candidate("net.hostname-resolution", 0.56, title, hits[:6])
 
 
 @diagnosis
@@ -122,11 +106,6 @@ def gloo_interface_syntax(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("gloo-no-interface"):
         name = hit.groups.get("interface", "")
         if name[:1] in "^=" or "*" in name or " " in name.strip():
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.97,
-                f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}",
-                [hit],
-                final=True,
-            )
+            title = f"GLOO_SOCKET_IFNAME has NCCL's syntax: Gloo looks for an interface named {name!r}"
+            yield Candidate("env.bad-nccl-var", 0.97, title, [hit], final=True)
             return

@@ -31,14 +31,9 @@ def mig_with_nccl(case: Case) -> Iterable[Candidate]:
         "p2p-broken",
         "cuda-call",
     ):
-        yield Candidate(
-            "gpu.mig",
-            0.88,
-            "MIG instances are used with NCCL",
-            [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]],
-            hosts=hosts_of(hits),
-            final=True,
-        )
+        title = "MIG instances are used with NCCL"
+        proof = [*hits[:6], *case.hits("duplicate-gpu", "invalid-ordinal", "cumem-refused")[:4]]
+        yield Candidate("gpu.mig", 0.88, title, proof, hosts=hosts_of(hits), final=True)
 
 
 _OF_A_COLLECTIVE = re.compile(
@@ -82,13 +77,9 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     if len(stuck) == 1 and early and (everyone or case.has("smi-busy", "busy-and-watts")):
         hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
         strength = 0.82 if case.has("smi-busy", "busy-and-watts", "acs-redirect", "p2p-broken") else 0.68
-        yield Candidate(
-            "gpu.p2p",
-            strength,
-            "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation",
-            [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]],
-            final=True,
-        )
+        title = "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation"
+        proof = [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]]
+        yield Candidate("gpu.p2p", strength, title, proof, final=True)
 
 
 @diagnosis
@@ -96,12 +87,8 @@ def virtualised_cuda(case: Case) -> Iterable[Candidate]:
     """CUDA calls inside NCCL fail with 'unknown error' or 'invalid argument' under WSL2 or in a VM: cuMem is not supported there."""
     hits = case.hits("cuda-unknown-error", "cumem-refused", "nccl-invalid-launch")
     if hits and case.has("wsl"):
-        yield Candidate(
-            "sys.container",
-            0.62,
-            "NCCL's CUDA memory calls are not supported under WSL2",
-            [*hits, *case.hits("wsl")[:2]],
-        )
+        title = "NCCL's CUDA memory calls are not supported under WSL2"
+        yield Candidate("sys.container", 0.62, title, [*hits, *case.hits("wsl")[:2]])
     elif case.has("cuda-unknown-error"):
         yield Candidate("gpu.driver", 0.52, "the CUDA driver returns 'unknown error'", case.hits("cuda-unknown-error"))
 
@@ -165,14 +152,8 @@ def exclusive_gpu(case: Case) -> Iterable[Candidate]:
     busy = [hit for hit in case.hits("cuda-call") if "busy or unavailable" in hit.text]
     mode = case.hits("compute-mode")
     if busy and mode:
-        yield Candidate(
-            "gpu.not-visible",
-            0.9,
-            "the GPU admits one process only (compute mode), and another one has it",
-            [busy[0], *mode[:2]],
-            *speakers(busy),
-            final=True,
-        )
+        title = "the GPU admits one process only (compute mode), and another one has it"
+        yield Candidate("gpu.not-visible", 0.9, title, [busy[0], *mode[:2]], *speakers(busy), final=True)
     elif busy:
         title = "the GPU is lost or needs a reset (CUDA says the same of a busy one)"
         yield Candidate("gpu.fell-off-bus", 0.58, title, busy, *speakers(busy))
@@ -187,13 +168,8 @@ def service_not_running(case: Case) -> Iterable[Candidate]:
         for word, cause in (("fabricmanager", "gpu.fabric-manager"), ("imex", "gpu.imex")):
             named = [hit for hit in near if word in hit.text]
             if named:
-                yield Candidate(
-                    cause,
-                    0.92,
-                    f"{shortened(named[0].text, 60)}: {shortened(state.text, 60)}",
-                    [named[0], state],
-                    hosts=hosts_of(named),
-                )
+                title = f"{shortened(named[0].text, 60)}: {shortened(state.text, 60)}"
+                yield Candidate(cause, 0.92, title, [named[0], state], hosts=hosts_of(named))
                 return
 
 
@@ -247,14 +223,8 @@ def xid(case: Case) -> Iterable[Candidate]:
         past = entry.kind == "application" and case.course.began_after(latest)
         if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
-        yield Candidate(
-            cause,
-            strength,
-            f"Xid {number}: {entry.name}",
-            hits,
-            hosts=hosts_of(hits),
-            why=f"{xid.__doc__} {entry.note}".strip(),
-        )
+        title = f"Xid {number}: {entry.name}"
+        yield Candidate(cause, strength, title, hits, hosts=hosts_of(hits), why=f"{xid.__doc__} {entry.note}".strip())
 
 
 def _same_gpu(earlier: Hit, hit: Hit) -> bool:
@@ -291,13 +261,8 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
     for hits, strength in ((fatal, 0.93), (minor, 0.42)):
         if hits:
             entry = sxids().get(_sxid(hits[0]))
-            yield Candidate(
-                "gpu.nvlink",
-                strength,
-                f"NVSwitch error (SXid {hits[0].groups.get('xid', '')}{': ' + entry.name if entry else ''})",
-                hits,
-                hosts=hosts_of(hits),
-            )
+            title = f"NVSwitch error (SXid {hits[0].groups.get('xid', '')}{': ' + entry.name if entry else ''})"
+            yield Candidate("gpu.nvlink", strength, title, hits, hosts=hosts_of(hits))
     if thermal:
         yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
 
@@ -332,13 +297,8 @@ def nvls_setup(case: Case) -> Iterable[Candidate]:
     late = [] if hits else case.hits("nvls-unsupported")
     if hits or late:
         first = (hits or late)[0]
-        yield Candidate(
-            "gpu.fabric-manager",
-            0.7 if hits else 0.3,
-            f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or ending(first.text, 80)}",
-            hits or late,
-            *speakers(hits or late),
-        )
+        title = f"setting up NVLink SHARP (NVLS) failed: {first.groups.get('error', '') or ending(first.text, 80)}"
+        yield Candidate("gpu.fabric-manager", 0.7 if hits else 0.3, title, hits or late, *speakers(hits or late))
 
 
 @diagnosis
@@ -354,13 +314,8 @@ def sharing_between_nodes(case: Case) -> Iterable[Candidate]:
         if re.search(r"transport/p2p|allocator|mnnvl|cuMem", hit.text) and "NCCL INFO" not in hit.text
     ]
     if used and failed:
-        yield Candidate(
-            "gpu.imex",
-            0.78,
-            "memory could not be shared over NVLink between nodes (MNNVL)",
-            [*failed[:5], used[0]],
-            *speakers(failed),
-        )
+        title = "memory could not be shared over NVLink between nodes (MNNVL)"
+        yield Candidate("gpu.imex", 0.78, title, [*failed[:5], used[0]], *speakers(failed))
 
 
 _LINK = re.compile(r"Link \d+: (?:<inactive>|[\d.]+ GB/s)")
@@ -376,13 +331,9 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
     most = Counter(active).most_common(1)[0][0] if len(active) > 1 else 0
     poor = [pair for pair, count in zip(table, active, strict=True) if count < most]
     if poor and len(poor) < len(table):
-        yield Candidate(
-            "gpu.nvlink",
-            0.86,
-            f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others",
-            [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))],
-            hosts=hosts_of(head for head, _ in poor),
-        )
+        title = f"GPU {', '.join(head.groups['gpu'] for head, _ in poor[:4])} has fewer active NVLinks than the others"
+        proof = [hit for head, rows in poor for hit in (head, *(row for row in rows if "inactive" in row.text))]
+        yield Candidate("gpu.nvlink", 0.86, title, proof, hosts=hosts_of(head for head, _ in poor))
 
 
 _GPU_ID = re.compile(r"\bgpuId (\d+):")
@@ -473,9 +424,5 @@ def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
         return
     odd = [gpu for gpu, cells in table.items() if sum(cell != usual for cell in cells) > len(cells) / 2]
     if odd and len(odd) < size / 2:
-        yield Candidate(
-            "gpu.nvlink",
-            0.82,
-            f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others",
-            [rows[gpu][1] for gpu in odd],
-        )
+        title = f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others"
+        yield Candidate("gpu.nvlink", 0.82, title, [rows[gpu][1] for gpu in odd])

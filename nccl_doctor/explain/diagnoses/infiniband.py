@@ -84,13 +84,8 @@ def link_local_gid(case: Case) -> Iterable[Candidate]:
         if re.search(r"[Gg]ids?:? ?\[?(?:fe80:)", hit.text)
     ]
     if hits and _roce(case):
-        yield Candidate(
-            "ib.gid-index",
-            0.8,
-            "the queue pairs use link-local RoCE GIDs, which do not leave the subnet",
-            hits[:6],
-            ranks_of(hits),
-        )
+        title = "the queue pairs use link-local RoCE GIDs, which do not leave the subnet"
+        yield Candidate("ib.gid-index", 0.8, title, hits[:6], ranks_of(hits))
 
 
 @diagnosis
@@ -110,13 +105,8 @@ def invalid_gid_in_modify(case: Case) -> Iterable[Candidate]:
         title = f"queue pairs are refused: the adapter's GID entry{f' {at[1]}' if at else ''} is empty (local GID ::)"
         yield Candidate("ib.gid-index", 0.92, title, [*empty, *hits], ranks_of(empty))
     elif hits and (_roce(case) or any(re.search(r"[Gg][Ii][Dd]", hit.text) for hit in hits)):
-        yield Candidate(
-            "ib.gid-index",
-            0.68,
-            "queue pairs are refused: the GID index points to an empty or unfitting entry",
-            hits,
-            ranks_of(hits),
-        )
+        title = "queue pairs are refused: the GID index points to an empty or unfitting entry"
+        yield Candidate("ib.gid-index", 0.68, title, hits, ranks_of(hits))
 
 
 @diagnosis
@@ -129,13 +119,8 @@ def protection_error_with_gdr(case: Case) -> Iterable[Candidate]:
     if not hits:
         return
     gdr = case.has("channel-gdr")
-    yield Candidate(
-        "ib.gdr",
-        0.85 if gdr else 0.62,
-        "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)",
-        [*hits, *case.hits("channel-gdr")[:2]],
-        *speakers(hits),
-    )
+    title = "adapters get local protection errors on GPU memory: GPUDirect RDMA is broken (ACS, IOMMU or peermem)"
+    yield Candidate("ib.gdr", 0.85 if gdr else 0.62, title, [*hits, *case.hits("channel-gdr")[:2]], *speakers(hits))
 
 
 @diagnosis
@@ -159,13 +144,9 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     ]
     asked = (case.value("NCCL_NET") or "").lower() == "socket"
     if mixed:
-        yield Candidate(
-            "ib.device-not-found",
-            0.84,
-            "no usable HCA, though other hosts of the job have one",
-            [*none, *case.hits("net-ib-using")[:2]],
-            hosts=without - with_ib,
-        )
+        title = "no usable HCA, though other hosts of the job have one"
+        proof = [*none, *case.hits("net-ib-using")[:2]]
+        yield Candidate("ib.device-not-found", 0.84, title, proof, hosts=without - with_ib)
     elif wanted and case.value("NCCL_IB_DISABLE") != "1":
         title = "InfiniBand is configured but NCCL finds no usable HCA"
         yield Candidate("ib.device-not-found", 0.72, title, [*none[:3], *wanted[:3]], hosts=without)
@@ -231,14 +212,9 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
         strength = 0.88 if values else 0.66 if queues else 0.58
         yield Candidate("ib.memlock", strength, title, [*values[:3], *unsaid[:4]], *speakers(unsaid))
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
-        yield Candidate(
-            "ib.memlock",
-            0.94,
-            "the locked-memory limit (ulimit -l) is too small for RDMA",
-            [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]],
-            case.ranks("reg-mr-nomem"),
-            case.hosts_of("reg-mr-nomem"),
-        )
+        title = "the locked-memory limit (ulimit -l) is too small for RDMA"
+        proof = [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]]
+        yield Candidate("ib.memlock", 0.94, title, proof, case.ranks("reg-mr-nomem"), case.hosts_of("reg-mr-nomem"))
 
 
 _ACCESS_STATUS = re.compile(r"(?:error |status=)(?:IBV_WC_)?(?:REM_\w+\()?1[01]\b|REM_(?:ACCESS|OP)_ERR")
@@ -279,14 +255,9 @@ def mtu_of_queue_pairs(case: Case) -> Iterable[Candidate]:
     failing = case.has("ib-remote-error", "ib-retry", "ib-port-error", "ib-async", "modify-qp")
     if failing and len({hit.groups["mtu"] for hit in told}) > 1:
         fewest, most = (pick(told, key=lambda hit: int(hit.groups["mtu"])) for pick in (min, max))
-        yield Candidate(
-            "net.mtu",
-            0.85,
-            f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})",
-            [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]],
-            hosts={fewest.host, most.host},
-            final=True,
-        )
+        title = f"the RoCE MTU differs between hosts (mtu {fewest.groups['mtu']} on {fewest.host}, {most.groups['mtu']} on {most.host})"
+        proof = [fewest, most, *case.hits("ib-remote-error", "ib-retry")[:3]]
+        yield Candidate("net.mtu", 0.85, title, proof, hosts={fewest.host, most.host}, final=True)
 
 
 @diagnosis
@@ -296,14 +267,8 @@ def mtu_in_listings(case: Case) -> Iterable[Candidate]:
     refused = case.hits("ib-remote-error")
     if len(listed) > 1 and refused:
         values = " and ".join(sorted(listed, key=len))
-        yield Candidate(
-            "net.mtu",
-            0.85,
-            f"the two ends of a RoCE path have different MTUs ({values})",
-            [*listed.values(), *refused[:4]],
-            *speakers(refused),
-            final=True,
-        )
+        title = f"the two ends of a RoCE path have different MTUs ({values})"
+        yield Candidate("net.mtu", 0.85, title, [*listed.values(), *refused[:4]], *speakers(refused), final=True)
 
 
 @diagnosis
@@ -312,13 +277,8 @@ def flapping_port(case: Case) -> Iterable[Candidate]:
     counted = case.hits("ib-port-counters")
     broken = case.hits("ib-retry", "ib-retry-text", "ib-flush")
     if counted and broken:
-        yield Candidate(
-            "ib.port-down",
-            0.72,
-            "the link of a port has gone down again and again",
-            [*counted[:3], *broken[:3]],
-            hosts=hosts_of(counted),
-        )
+        title = "the link of a port has gone down again and again"
+        yield Candidate("ib.port-down", 0.72, title, [*counted[:3], *broken[:3]], hosts=hosts_of(counted))
 
 
 @diagnosis
@@ -326,14 +286,9 @@ def adapter_is_full(case: Case) -> Iterable[Candidate]:
     """The adapter's firmware has no room for another queue pair, queue or region; no limit of the process is to blame."""
     hits = case.hits("adapter-full")
     if hits:
-        yield Candidate(
-            "ib.qp-connect",
-            0.96,
-            "the adapter has no room for more queue pairs, completion queues or memory regions",
-            [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]],
-            hosts=hosts_of(hits),
-            final=True,
-        )
+        title = "the adapter has no room for more queue pairs, completion queues or memory regions"
+        proof = [*hits[:4], *case.hits("reg-mr-nomem", "create-qp")[:4]]
+        yield Candidate("ib.qp-connect", 0.96, title, proof, hosts=hosts_of(hits), final=True)
 
 
 @diagnosis

@@ -24,14 +24,8 @@ def died_handing_over(case: Case) -> Iterable[Candidate]:
     for item in case.summary.tracebacks:
         in_loader = any("torch/utils/data/" in frame for frame in item.frames)
         if item.type in _LOST and in_loader and any(_HANDING_OVER.search(frame) for frame in item.frames):
-            yield Candidate(
-                "app.dataloader-worker",
-                0.88,
-                f"a DataLoader worker died while it handed over a batch ({item.type})",
-                [item.hit],
-                *speakers([item.hit]),
-                final=True,
-            )
+            title = f"a DataLoader worker died while it handed over a batch ({item.type})"
+            yield Candidate("app.dataloader-worker", 0.88, title, [item.hit], *speakers([item.hit]), final=True)
             return
 
 
@@ -44,12 +38,6 @@ def cuda_after_a_fork(case: Case) -> Iterable[Candidate]:
     """
     for item in case.summary.tracebacks:
         if _AFTER_FORK.search(item.message) and any("torch/utils/data/_utils/" in frame for frame in item.frames):
-            yield Candidate(
-                "app.dataloader-worker",
-                0.88,
-                "a DataLoader worker, forked from a process that uses CUDA, uses it too",
-                [item.hit],
-                *speakers([item.hit]),
-                final=True,
-            )
+            title = "a DataLoader worker, forked from a process that uses CUDA, uses it too"
+            yield Candidate("app.dataloader-worker", 0.88, title, [item.hit], *speakers([item.hit]), final=True)
             return

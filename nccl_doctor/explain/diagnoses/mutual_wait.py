@@ -33,10 +33,6 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
         if places
         else "there"
     )
-    yield Candidate(
-        "app.collective-mismatch",
-        0.7 if len(places) > 1 else 0.62,
-        f"all {case.world} ranks waited for each other {where} until their time-outs: none was late",
-        [item.hit for _, item in sorted(waited.items())],
-        set(waited),
-    )
+    title = f"all {case.world} ranks waited for each other {where} until their time-outs: none was late"
+    proof = [item.hit for _, item in sorted(waited.items())]
+    yield Candidate("app.collective-mismatch", 0.7 if len(places) > 1 else 0.62, title, proof, set(waited))

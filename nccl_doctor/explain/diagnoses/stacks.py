@@ -78,13 +78,9 @@ def different_stacks(case: Case) -> Iterable[Candidate]:
         usual = Counter(name for name, _ in calls.values())
         seldom = sorted(calls.values(), key=lambda call: usual[call[0]])
         callers = [caller for _, hit in seldom for caller in _callers(case, hit)]
-        yield Candidate(
-            "app.collective-mismatch",
-            0.8 if surely else 0.66,
-            f"the processes wait in different collectives: {' / '.join(names)[:160]}",
-            [*(hit for _, hit in seldom[:2]), *callers[:2], *(hit for _, hit in seldom[2:]), *callers[2:]],
-            ranks_of(hits),
-        )
+        title = f"the processes wait in different collectives: {' / '.join(names)[:160]}"
+        proof = [*(hit for _, hit in seldom[:2]), *callers[:2], *(hit for _, hit in seldom[2:]), *callers[2:]]
+        yield Candidate("app.collective-mismatch", 0.8 if surely else 0.66, title, proof, ranks_of(hits))
     elif names and case.hang.stacks:
         title = f"the processes whose stacks were taken wait in {names[0]}; for whom, the stacks do not say"
         strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37}

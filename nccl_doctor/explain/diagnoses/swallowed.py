@@ -25,11 +25,5 @@ def swallowed_exception(case: Case) -> Iterable[Candidate]:
         return
     if any(came_after(hit, waits[0]) for hit in hits[:1]):
         return
-    yield Candidate(
-        "app.collective-mismatch",
-        0.72,
-        f"rank {min(ranks)} swallowed an exception and left out the collectives of that step",
-        [*hits[:6], *waits[:3]],
-        ranks,
-        final=True,
-    )
+    title = f"rank {min(ranks)} swallowed an exception and left out the collectives of that step"
+    yield Candidate("app.collective-mismatch", 0.72, title, [*hits[:6], *waits[:3]], ranks, final=True)
