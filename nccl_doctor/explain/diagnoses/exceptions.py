@@ -198,14 +198,9 @@ def refused_by_torch_distributed(case: Case) -> Iterable[Candidate]:
         tensor = bool(_TENSOR_CHECK.search(item.message)) and "group" not in item.message.replace("group_size", "")
         same = [other for other in case.summary.tracebacks if _kind(other) == _kind(item)]
         ranks = ranks_of(other.hit for other in same)
-        yield Candidate(
-            "app.bad-tensor" if tensor else "app.pg-misuse",
-            0.88,
-            f"torch.distributed refuses a call: {shortened(item.message, 120)}",
-            _evidence(same),
-            ranks,
-            final=True,
-        )
+        title = f"torch.distributed refuses a call: {shortened(item.message, 120)}"
+        proof = _evidence(same)
+        yield Candidate("app.bad-tensor" if tensor else "app.pg-misuse", 0.88, title, proof, ranks, final=True)
         return
 
 

@@ -38,14 +38,9 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
                 if len(values) > 1
                 else f"is set on {', '.join(sorted(hosts)[:4])} only"
             )
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.87,
-                f"{name} {what}: all ranks must agree",
-                [*hits[:6], *case.hits("size-mismatch")[:3]],
-                hosts=hosts,
-                final=True,
-            )
+            title = f"{name} {what}: all ranks must agree"
+            proof = [*hits[:6], *case.hits("size-mismatch")[:3]]
+            yield Candidate("env.bad-nccl-var", 0.87, title, proof, hosts=hosts, final=True)
             return
 
 
@@ -96,12 +91,9 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
         missing = sorted(set(range(size)) - {int(rank) for rank in started})
-        yield Candidate(
-            "launch.world-size",
-            0.48,
-            f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})",
-            [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]],
-        )
+        title = f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})"
+        proof = [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]]
+        yield Candidate("launch.world-size", 0.48, title, proof)
 
 
 _BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
@@ -352,14 +344,9 @@ def same_host_id(case: Case) -> Iterable[Candidate]:
             by_value.setdefault(hit.groups.get("value", ""), {}).setdefault(hit.host, hit)
     for value, hosts in by_value.items():
         if len(hosts) > 1:
-            yield Candidate(
-                "env.bad-nccl-var",
-                0.88,
-                f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one",
-                [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]],
-                hosts=set(hosts),
-                final=True,
-            )
+            title = f"NCCL_HOSTID={value.strip()} on several hosts makes NCCL take them for one"
+            proof = [*list(hosts.values())[:4], *case.hits("nccl-warn")[:2]]
+            yield Candidate("env.bad-nccl-var", 0.88, title, proof, hosts=set(hosts), final=True)
 
 
 @diagnosis
@@ -373,10 +360,6 @@ def no_symmetric_memory(case: Case) -> Iterable[Candidate]:
         for name in ("NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE", "NCCL_GIN_ENABLE", "NCCL_WIN_ENABLE")
         for hit in case.env.get(name, [])
     ]
-    yield Candidate(
-        "env.bad-nccl-var" if off else "app.pg-misuse",
-        0.72 if off else 0.56,
-        "symmetric memory is not available on this communicator",
-        [*hits[:4], *off[:3]],
-        ranks_of(hits),
-    )
+    title = "symmetric memory is not available on this communicator"
+    proof = [*hits[:4], *off[:3]]
+    yield Candidate("env.bad-nccl-var" if off else "app.pg-misuse", 0.72 if off else 0.56, title, proof, ranks_of(hits))

@@ -108,13 +108,8 @@ def connect_target(case: Case) -> Iterable[Candidate]:
         title = f"mpirun calls its daemons back to {alone[0].groups['addresses'][:40]}, an address that exists only inside its host"
         yield Candidate("net.wrong-interface", 0.8, title, [*alone[:2], *case.hits("mpi-connect")[:2]])
     if odd and case.nodes != 1 and not case.env.get("NCCL_COMM_ID"):
-        yield Candidate(
-            "net.wrong-interface",
-            0.8,
-            f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host",
-            [*odd, *case.hits("bootstrap-using")[:4]],
-            ranks_of(odd),
-        )
+        title = f"a peer advertised {odd[0].groups['address'][:60]}, an address that exists only inside its host"
+        yield Candidate("net.wrong-interface", 0.8, title, [*odd, *case.hits("bootstrap-using")[:4]], ranks_of(odd))
 
 
 @diagnosis
@@ -177,13 +172,9 @@ def comm_id_address(case: Case) -> Iterable[Candidate]:
     if hits and case.has(
         "no-same-subnet", "cannot-assign", "connect-refused", "connect-timeout", "bad-comm-id", "nccl-error-text"
     ):
-        yield Candidate(
-            "env.bad-nccl-var",
-            0.9,
-            f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host",
-            [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]],
-            final=True,
-        )
+        title = f"NCCL_COMM_ID={case.value('NCCL_COMM_ID')} does not fit this host"
+        proof = [*hits, *case.hits("cannot-assign", "no-same-subnet")[:3]]
+        yield Candidate("env.bad-nccl-var", 0.9, title, proof, final=True)
 
 
 @diagnosis
@@ -222,12 +213,8 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
             case.hosts_of("no-socket-interface"),
         )
     if chosen_lo and value.startswith("^") and case.nodes != 1:
-        yield Candidate(
-            "net.wrong-interface",
-            0.9,
-            f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen",
-            [*chosen_lo, *hits[:2]],
-        )
+        title = f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen"
+        yield Candidate("net.wrong-interface", 0.9, title, [*chosen_lo, *hits[:2]])
 
 
 @diagnosis
@@ -247,13 +234,8 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         "sigkill", "oom-killer", "signal-exception", "cancelled", "hangup", "segfault", "bus-error", "node-failure"
     ) or bool(case.exceptions.ordinary)
     if both_sides and not died:
-        yield Candidate(
-            "net.firewall",
-            0.62,
-            "established connections were reset although no process had died: a firewall or middlebox on the way",
-            resets,
-            case.ranks("gloo-closed"),
-        )
+        title = "established connections were reset although no process had died: a firewall or middlebox on the way"
+        yield Candidate("net.firewall", 0.62, title, resets, case.ranks("gloo-closed"))
 
 
 # EFA's own words and codes (libfabric's efa_errno.h and efa_strerror.c, August 2026). The peer answered before: 8, 9, 13,
@@ -314,13 +296,8 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
         title = "an EFA peer can no longer be reached, after steps that went well: its process or its node may be gone"
         yield Candidate("net.peer-lost", 0.48, title, hits, *speakers(hits))
     strength = 0.4 if passed_once or (gone and not never) else 0.66 if len(places) > 1 or never else 0.52
-    yield Candidate(
-        "net.firewall",
-        strength,
-        "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone",
-        hits,
-        *speakers(hits),
-    )
+    title = "EFA requests fail between the instances: EFA traffic is filtered (security group), or the peer is gone"
+    yield Candidate("net.firewall", strength, title, hits, *speakers(hits))
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
@@ -370,13 +347,8 @@ def no_address_of_its_own(case: Case) -> Iterable[Candidate]:
     hits = case.hits("garbage-address", "socket-family")
     told = case.env.get("NCCL_SOCKET_IFNAME", [])
     if hits and told and not case.has("bootstrap-using"):
-        yield Candidate(
-            "net.wrong-interface",
-            0.68,
-            "no interface seems to match NCCL_SOCKET_IFNAME: NCCL goes on with an empty address",
-            [*hits[:3], *told[:3]],
-            *speakers(told),
-        )
+        title = "no interface seems to match NCCL_SOCKET_IFNAME: NCCL goes on with an empty address"
+        yield Candidate("net.wrong-interface", 0.68, title, [*hits[:3], *told[:3]], *speakers(told))
 
 
 @diagnosis
@@ -450,13 +422,8 @@ def ipv6_unreachable(case: Case) -> Iterable[Candidate]:
         if is_unroutable(hit.groups.get("address", ""))
     ]
     if not local and not advertised:
-        yield Candidate(
-            "net.hostname-resolution",
-            0.72,
-            "a peer is addressed by IPv6, which is not routed between the hosts",
-            hits[:6],
-            *speakers(hits),
-        )
+        title = "a peer is addressed by IPv6, which is not routed between the hosts"
+        yield Candidate("net.hostname-resolution", 0.72, title, hits[:6], *speakers(hits))
     yield Candidate(
         "net.wrong-interface",
         0.76 if local or advertised else 0.6,
@@ -487,14 +454,9 @@ def service_mesh_in_between(case: Case) -> Iterable[Candidate]:
         "gloo-connect-failed",
     )
     if mesh and case.has(*failing):
-        yield Candidate(
-            "net.firewall",
-            0.86,
-            "a service mesh's proxy in the pods answers instead of the job's processes",
-            [*mesh[:4], *case.hits(*failing)[:4]],
-            hosts=hosts_of(mesh),
-            final=True,
-        )
+        title = "a service mesh's proxy in the pods answers instead of the job's processes"
+        proof = [*mesh[:4], *case.hits(*failing)[:4]]
+        yield Candidate("net.firewall", 0.86, title, proof, hosts=hosts_of(mesh), final=True)
 
 
 @diagnosis
@@ -523,13 +485,9 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
     without = case.hits("no-net-plugin")
     if sockets and without and case.sockets:
         trouble = case.has("nccl-warn", "peer-closed", "watchdog-timeout", "slow-complaint", "nccl-error-text")
-        yield Candidate(
-            "net.plugin",
-            0.74 if trouble else 0.55,
-            "a Slingshot system without the libfabric plugin: plain sockets are used",
-            [*without[:4], *sockets[:4]],
-            hosts=hosts_of(sockets),
-        )
+        title = "a Slingshot system without the libfabric plugin: plain sockets are used"
+        proof = [*without[:4], *sockets[:4]]
+        yield Candidate("net.plugin", 0.74 if trouble else 0.55, title, proof, hosts=hosts_of(sockets))
 
 
 @diagnosis
@@ -543,11 +501,6 @@ def established_but_silent(case: Case) -> Iterable[Candidate]:
     if not hits:
         return
     ranks = ranks_of(hits)
-    yield Candidate(
-        "net.firewall",
-        0.54,
-        "an established connection fell silent: a firewall or NAT dropped it, or the peer's host vanished",
-        hits,
-        ranks,
-    )
+    title = "an established connection fell silent: a firewall or NAT dropped it, or the peer's host vanished"
+    yield Candidate("net.firewall", 0.54, title, hits, ranks)
     yield Candidate("net.peer-lost", 0.5, "a peer's host stopped answering", hits, ranks)

@@ -23,13 +23,8 @@ def numeric_hostname(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
         if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
-            yield Candidate(
-                "net.hostname-resolution",
-                0.92,
-                f"the host name {host} is read as a number, that is as an IPv4 address",
-                [hit],
-                final=True,
-            )
+            title = f"the host name {host} is read as a number, that is as an IPv4 address"
+            yield Candidate("net.hostname-resolution", 0.92, title, [hit], final=True)
             return
     for hit in case.hits("server-awaited", "master-unreachable", "master-timeout", "master-refused"):
         if found := _THIS_NETWORK.search(hit.text):
@@ -321,13 +316,8 @@ def different_rendezvous_ids(case: Case) -> Iterable[Candidate]:
     if len(by_id) > 1 and case.has(
         "rdzv-timeout", "rdzv-connection", "rdzv-consequence", "socket-timeout", "joined-partly"
     ):
-        yield Candidate(
-            "launch.rdzv",
-            0.93,
-            f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}",
-            [*by_id.values(), *case.hits("rdzv-id")[:6]],
-            final=True,
-        )
+        title = f"the nodes use different rendezvous ids: {', '.join(sorted(by_id))}"
+        yield Candidate("launch.rdzv", 0.93, title, [*by_id.values(), *case.hits("rdzv-id")[:6]], final=True)
 
 
 @diagnosis
@@ -352,9 +342,6 @@ def one_restarted_pod(case: Case) -> Iterable[Candidate]:
             "unique-id",
         )
     ):
-        yield Candidate(
-            "launch.rdzv",
-            0.72,
-            "a pod was restarted alone and tries to join a communicator that is gone",
-            [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]],
-        )
+        title = "a pod was restarted alone and tries to join a communicator that is gone"
+        proof = [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]]
+        yield Candidate("launch.rdzv", 0.72, title, proof)
