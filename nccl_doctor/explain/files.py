@@ -14,6 +14,7 @@ from nccl_doctor.explain.printable import printable
 from nccl_doctor.explain.readers import content, inputs
 from nccl_doctor.explain.readers.plan import plan
 from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
+from nccl_doctor.explain.readers.wrapped import wrapping
 from nccl_doctor.explain.summary import Skip, Summary
 
 SMALL = 8 << 20  # less than this in all is read in this process
@@ -35,7 +36,7 @@ def read_file(file: inputs.LogFile) -> Summary:
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             content.require_text(head)
-            if packed or content.utf16(head):
+            if packed or content.utf16(head) or wrapping(head):
                 summary = _read_pieces(source, content.pieces(file.path))
             else:
                 raw.seek(0)

@@ -158,6 +158,7 @@ def trouble_on_a_plugin(case: Case) -> Iterable[Candidate]:
     wrong = [hit for hit in (trouble.lines(case) if used else ()) if "NCCL INFO" not in hit.text or "rror" in hit.text]
     calm = (case.signatures["progress"], case.signatures["ended-well"])
     wrong = [hit for hit in wrong if all(signature.match(hit.text) is None for signature in calm)]
+    wrong = [hit for hit in wrong if not case.course.outlived(hit)]
     if used and wrong and not case.has("ofi-error", "ofi-init", "fabric-domain", "plugin-missing"):
         title = f"the network plugin {used[0].groups['network']} is in use when it fails: {ending(wrong[0].text, 110)}"
         yield Candidate("net.plugin", 0.5, title, [*wrong[:8], *used[:2]])

@@ -20,6 +20,7 @@ from nccl_doctor.explain.readers.kept import Kept, Said
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
 from nccl_doctor.explain.readers.tracebacks import Tracebacks
+from nccl_doctor.explain.readers.wrapped import joined
 from nccl_doctor.explain.signatures import Signature
 from nccl_doctor.explain.summary import LAST_LINES, TAIL_LINES, Skip, Summary
 
@@ -353,7 +354,7 @@ def scan(source: LogSource) -> Summary:
     """Read a whole source."""
     scanner = Scanner(source)
     tail = b""
-    for block in whole_lines(pieces_of(source)):
+    for block in joined(whole_lines(pieces_of(source))):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
     return scanner.finish(tail)

@@ -54,6 +54,7 @@ says(
     fold="JAX's leader is gone",
     title="task 0 of the JAX job, which coordinates the others, has ended or is not reached",
     why="Where all tasks had done their work it is only the end: task 0 left first. Else its own log tells why it ended.",
+    where=lambda groups, line: "CANCELLED" not in line,
 )
 says(
     "jax-task-silent",
@@ -110,6 +111,24 @@ says(
     "xla-process-leaves",
     "Coordination agent has initiated Shutdown()",
     why="A process of JAX has come to its end, or was told to, and leaves the others.",
+)
+says(
+    "xla-process-left",
+    "Coordination agent has successfully shut down",
+    role=Role.END,
+    why="The leader let this task of JAX go, and none was in error until then.",
+)
+says(
+    "jax-own-shutdown",
+    "Failed to retrieve preemption notice from coordination service: CANCELLED",
+    role=Role.HARMLESS,
+    why="A task of JAX that leaves cancels its own question for a preemption notice.",
+)
+says(
+    "xla-registered-twice",
+    "Unable to register {library} factory: Attempting to register factory for plugin",
+    role=Role.HARMLESS,
+    why="TensorFlow and XLA are both in the process and bring the same libraries: the first one's are used.",
 )
 says(
     "xla-unstuck",

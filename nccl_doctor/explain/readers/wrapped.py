@@ -1,0 +1,91 @@
+"""Lines that a terminal broke at its width, and that were copied so: joined again, as what a message says may stand across the break."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from nccl_doctor.explain.readers.steps import LINE_LIMIT
+
+LOOKED_AT = 16 << 10  # bytes: what somebody copies is short, and every log is asked
+NARROWEST, WIDEST = 60, 400  # columns of a terminal
+INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
+SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
+_DIGITS = re.compile(r"\d+")
+
+
+class Wrapping(NamedTuple):
+    """The terminal's columns, and how lines begin that follow no full one."""
+
+    width: int
+    beginnings: frozenset[str]
+
+    def goes_on(self, line: str, following: str) -> bool:
+        """Whether ``following`` is the rest of ``line``."""
+        begins = _beginning(following)
+        known = begins in self.beginnings or begins == _beginning(line)
+        return len(line) == self.width and bool(begins) and not known
+
+
+def _unpadded(line: str, width: int) -> str:
+    """A line without the blanks that a terminal fills its rows with, but with the one at which it broke."""
+    text = line.rstrip()
+    return f"{text} " if len(text) == width - 1 and line[width - 1 : width] == " " else text
+
+
+def _beginning(line: str) -> str:
+    return _DIGITS.sub("0", line[:40])[:8]
+
+
+def wrapping(head: bytes) -> Wrapping | None:
+    """How the text that begins with these bytes was broken; None: it was not.
+
+    No line is longer than the full ones, and few are nearly as long. Most of the full ones are followed by what no other line
+    begins with, and a third of these at least break inside a word.
+    """
+    text = head[:LOOKED_AT].decode("utf-8", "replace").split("\n")
+    lengths = [len(line.rstrip()) for line in text]
+    width = max(lengths)
+    if not NARROWEST <= width <= WIDEST or lengths.count(width) < INSIDE_WORDS:
+        return None
+    lines = [_unpadded(line, width) for line in text]
+    nearly = sum(width - SHORTER <= len(line) < width for line in lines)
+    if sum(len(line) == width for line in lines) <= max(1, nearly):
+        return None
+    pairs = list(itertools.pairwise(lines))
+    beginnings = {_beginning(line) for before, line in pairs if len(before) < width}
+    found = Wrapping(width, frozenset({_beginning(lines[0]), *beginnings}))
+    full = [(line, following) for line, following in pairs if len(line) == width]
+    broken = [(line, following) for line, following in full if found.goes_on(line, following)]
+    inside = [line for line, following in broken if line[-1].isalnum() and following[0].isalnum()]
+    different = {_DIGITS.sub("0", line) for line in inside}
+    fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
+    return found if fits else None
+
+
+def joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks of a log, each of whole lines, with broken lines joined where it was copied from a terminal. Blank lines take
+    the place of their parts: the numbers of lines stay what they are."""
+    stream = iter(blocks)
+    first = list(itertools.islice(stream, 1))
+    found = wrapping(first[0]) if first else None
+    together = itertools.chain(first, stream)
+    return _joined(together, found) if found else together
+
+
+def _joined(blocks: Iterable[bytes], wrapping: Wrapping) -> Iterator[bytes]:
+    parts: list[bytes] = []  # of the line that is being joined
+    last = ""
+    for block in blocks:
+        done = []
+        for raw in block.removesuffix(b"\n").split(b"\n"):
+            line = _unpadded(raw.decode("utf-8", "surrogateescape"), wrapping.width)
+            if parts and (len(parts) * wrapping.width > LINE_LIMIT or not wrapping.goes_on(last, line)):
+                done += [*parts, b"\n" * len(parts)]
+                parts = []
+            parts.append(line.encode("utf-8", "surrogateescape"))
+            last = line
+        yield b"".join(done)
+    yield b"".join(parts) + b"\n" * len(parts)

@@ -1,0 +1,103 @@
+"""Logs that were copied out of a terminal: what it broke at its width is joined, what only looks so is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.explain.files import explain_paths
+from nccl_doctor.explain.model import LogSource
+from nccl_doctor.explain.readers.scan import scan
+from nccl_doctor.explain.readers.wrapped import joined, wrapping
+
+LOG = """\
+Traceback (most recent call last):
+  File "/srv/app/lib/python3.11/site-packages/acme/trainer.py", line 88, in fit_loop_of_all_epochs
+    self.model = DistributedDataParallel(self.model, device_ids=[self.local_rank], output_device=self.local_rank)
+torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3384, \
+unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-9Xq1Zs (size 33030528), error: No space left on device (28)
+E1201 10:00:00.000000 4411 site-packages/torch/distributed/elastic/multiprocessing/api.py:874] \
+failed (exitcode: 1) local_rank: 0 (pid: 4419) of binary: /usr/bin/python3
+"""
+
+
+def at(width: int, text: str) -> str:
+    return "".join(
+        line[start : start + width] + "\n" for line in text.splitlines() for start in range(0, max(1, len(line)), width)
+    )
+
+
+@pytest.mark.parametrize("width", [72, 80, 90, 100])
+def test_a_message_that_the_terminal_broke_is_read_and_quoted_whole(width: int, tmp_path: Path) -> None:
+    log = tmp_path / "pasted.log"
+    log.write_text(at(width, LOG))
+    answer = explain_paths([str(log)])
+    assert answer.causes[0].id == "sys.shm"
+    quoted = [quote for quote in answer.causes[0].evidence if "No space left on device (28)" in quote.text]
+    assert quoted[0].text.startswith("Error while creating shared memory segment /dev/shm/nccl-9Xq1Zs (size 33030528)")
+    assert quoted[0].line == at(width, LOG)[: at(width, LOG).index("Error while creating")].count("\n") + 1
+
+
+def test_standard_input_is_joined_too() -> None:
+    command = [sys.executable, "-m", "nccl_doctor", "explain", "-", "--format", "json"]
+    told = subprocess.run(command, input=at(80, LOG), capture_output=True, text=True, timeout=120)
+    assert "(size 33030528), error: No space left on device (28)" in told.stdout
+
+
+NVIDIA_SMI = """\
++---------------------------------------------------------------------------------------+
+| NVIDIA-SMI 535.129.03             Driver Version: 535.129.03   CUDA Version: 12.2     |
+|-----------------------------------------+----------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id        Disp.A | Volatile Uncorr. ECC |
+|   0  Tesla V100-SXM2-16GB           On  | 00000000:1A:00.0 Off |                    0 |
+| N/A   41C    P0              44W / 300W |      3MiB / 16384MiB |      0%      Default |
++---------------------------------------------------------------------------------------+
+"""
+ROWS = """\
+NAME                        READY   STATUS    RESTARTS      AGE
+qwen-multinode-0-vllm-0-0   0/1     Running   0             54s
+qwen-multinode-0-vllm-0-1   0/1     Error     3 (31s ago)   54s
+$ kubectl logs  qwen-multinode-0-vllm-0-1
+"""
+PROSE = """\
+At least one pair of processes are unable to reach each other, for
+which there may be many reasons: this means that no device has yet
+indicated that it can be used to communicate between all of these
+processes, or that one of them was stopped before it could answer
+"""
+RECORDS = "".join(
+    f"node-a:{pid}:{pid} [{gpu}] NCCL INFO Channel {gpu:02} : {gpu}[{gpu}] -> {gpu + 1}[{gpu + 1}] via P2P/IPC/read\n"
+    for gpu, pid in enumerate(range(4100, 4108))
+)
+
+
+@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, PROSE, RECORDS, "", "\n", LOG])
+def test_lines_that_are_as_long_as_each_other_by_chance_stay_apart(text: str) -> None:
+    assert wrapping(text.encode()) is None
+    assert b"".join(joined([text.encode()])) == text.encode()
+
+
+@given(st.integers(60, 120), st.integers(1, 5000))
+def test_lines_keep_their_numbers_whatever_the_blocks(width: int, size: int) -> None:
+    text = at(width, LOG).encode()
+    lines = text.splitlines(keepends=True)
+    blocks = [b"".join(lines[at : at + size]) for at in range(0, len(lines), size)]
+    whole = b"".join(joined(blocks))
+    assert whole.count(b"\n") == text.count(b"\n")
+    assert whole.replace(b"\n", b"") == text.replace(b"\n", b"")
+
+
+def test_a_line_without_end_is_joined_up_to_what_is_looked_at() -> None:
+    """An encoded file of a hundred thousand broken lines: each stays a line of bounded length."""
+    row = "".join(chr(97 + at % 26) for at in range(80))
+    text = "".join(row[at % 26 :] + row[: at % 26] + "\n" for at in range(100_000))
+    assert max(map(len, b"".join(joined([text.encode()])).split(b"\n"))) < 10_000
+    assert scan(LogSource("x.log", text)).lines == 100_000
