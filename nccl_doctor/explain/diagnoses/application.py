@@ -14,6 +14,7 @@ from nccl_doctor.explain.diagnoses.words import (
     NO_DATA,
     gave_up,
     last_words,
+    listed_ranks,
     names_rank,
     ranks_named,
     slower,
@@ -21,10 +22,9 @@ from nccl_doctor.explain.diagnoses.words import (
     still_busy,
 )
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import ending, in_order, just_below, later, place, ranks_of, shape, speakers
+from nccl_doctor.explain.lines import ending, in_order, just_below, later, ranks_of, shape, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
-from nccl_doctor.facts.fold import ranges
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:
@@ -247,7 +247,7 @@ def extra_collective(case: Case) -> Iterable[Candidate]:
             continue
         ranks = {item.rank for item in ahead}
         hits = [hit for item in [*ahead, *idle] for hit in (item.hit, item.status_hit) if hit]
-        title = f"{_who(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
+        title = f"{listed_ranks(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
         words = last_words(case, ranks)[-4:]
         yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks)
         return
@@ -304,13 +304,8 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 _GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
 
 
-def _who(ranks: set[int]) -> str:
-    listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
-    return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
-
-
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:
-    who = _who(ranks)
+    who = listed_ranks(ranks)
     own = last_words(case, ranks)
     failed = case.first(*_GAVE_UP_WAITING)
     after = still_at_work(case, ranks, failed)[-2:] if failed is not None else []
@@ -363,10 +358,10 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     if not ranks:
         return
     own = last_words(case, ranks)
-    title = f"{_who(ranks)} did not reach the barrier in time"
+    title = f"{listed_ranks(ranks)} did not reach the barrier in time"
     hits = [*hits, *case.hits("barrier-wrapper")[:2]]
     if done := [hit for hit in own if _EPOCH_DONE.search(hit.text)]:
-        told = f"{_who(ranks)} had no (more) data and did not come to the barrier: {ending(done[-1].text, 90)}"
+        told = f"{listed_ranks(ranks)} had no (more) data and did not come to the barrier: {ending(done[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.72, told, [*done[-3:], *hits, *own], ranks)
     later_words = still_at_work(case, ranks, hits[0])
     strength = 0.66 if later_words else 0.48
@@ -397,147 +392,6 @@ def impatient_monitor(case: Case) -> Iterable[Candidate]:
         name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
         title = f"{name} is only {hits[0].groups['seconds']} s: the monitor kills ranks that are merely busy"
         yield Candidate("env.bad-nccl-var", 0.74, title, [*case.env.get(name, [])[:2], *hits[:4]], ranks_of(hits))
-
-
-_DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
-_TASK = re.compile(r"/(task:\d+)\s*$")
-_GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
-_NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
-
-
-@diagnosis
-def jax_barrier(case: Case) -> Iterable[Candidate]:
-    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program.
-
-    It hears the heartbeats of its tasks: who is missed at a barrier only is alive, and late.
-    """
-    hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
-    if not hits and not registration:
-        call = case.hits("jax-register-call")
-        late = [hit for hit in case.hits("coordination-service") if _DEADLINE.search(hit.text)] if call else []
-        if late and not case.has("grpc-unavailable"):
-            title = "registering with JAX's coordinator took too long: tasks are missing, or it cannot be reached"
-            strengths = {"launch.world-size": 0.46, "net.master-unreachable": 0.44}
-            yield from rivals(strengths, title, [*late[:2], *call[:2]], *speakers(late))
-        return
-    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
-    refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
-    if registration and refused:
-        title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"
-        yield Candidate("net.master-unreachable", 0.78, title, [*refused[:3], *hits, *registration], *speakers(refused))
-    elif registration:
-        yield Candidate(
-            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
-        )
-    else:
-        rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
-        silent = any(
-            _GONE.search(hit.text) for hit in case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
-        )
-        late = [] if silent else rows
-        title = f"{counted} reached a barrier of JAX's coordinator in time"
-        if late:
-            title += f": {', '.join(_TASK.findall(hit.text)[0] for hit in late[:4])} did not, and none of its heartbeats is missed"
-        yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
-
-
-@diagnosis
-def process_of_jax_left(case: Case) -> Iterable[Candidate]:
-    """A process of JAX came to its end while another was still to meet it in a collective: they ran different programs, or
-    one had fewer steps."""
-    waits = [hit for hit in case.hits("xla-rendezvous") if "Termination timeout" in hit.text]
-    gave_up = max((wait.seconds for wait in waits if wait.seconds is not None), default=0.0)
-    left = [hit for hit in case.hits("xla-process-leaves") if hit.seconds is not None and hit.seconds < gave_up]
-    if left:
-        tail = case.summary.tails.get(left[0].file, [])
-        last = [hit for hit in tail if later(left[0], hit) and hit.host == left[0].host]
-        title = "a process of JAX left while another waited for it in a collective"
-        strengths = {"app.collective-mismatch": 0.64, "app.uneven-inputs": 0.5}
-        yield from rivals(strengths, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
-
-
-# "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
-_STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
-
-
-def _crosswise(rows: list[Hit]) -> list[Hit]:
-    """Two ranks' rows of one report that have no tensor in common: neither is late, each waits for what the other has not."""
-    reports: list[list[Hit]] = []
-    for row in rows:
-        if reports and (row.file, row.line - 1) == place(reports[-1][-1]):
-            reports[-1].append(row)
-        else:
-            reports.append([row])
-    pairs = (pair for report in reports for pair in itertools.combinations(report, 2))
-    return next(([one, other] for one, other in pairs if not _tensors(one) & _tensors(other)), [])
-
-
-def _tensors(row: Hit) -> set[str]:
-    """The tensors that a row of Horovod's report names."""
-    listed = _STALLED_RANK.split(row.text)[-1].rstrip(" .]")
-    return set(listed.split(", "))
-
-
-@diagnosis
-def horovod_stall(case: Case) -> Iterable[Candidate]:
-    """Horovod's stall inspector: a rank left the common path, has other tensors or is far behind; or it crashed, as another
-    line says. Where it names who is missing, that rank's own lines tell what it does instead. Where all ranks are missing, each
-    for other tensors, none of them is late: their code took different ways."""
-    hits = case.hits("horovod-stall")
-    if not hits or case.course.overcome("horovod-stall") or case.has("segfault", "sigkill"):
-        return
-    table, rows = {place(hit) for hit in case.hits("horovod-missing-table")}, []
-    for row in case.hits("horovod-missing-table-rows"):  # as far as they follow each other: other lines begin alike
-        if (row.file, row.line - 1) in table and _STALLED_RANK.search(row.text):
-            table.add(place(row))
-            rows.append(row)
-    named = [*case.hits("horovod-missing"), *rows]
-    told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
-    missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
-    if crosswise := _crosswise(rows):
-        which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
-        title = f"Horovod: {which} each lack tensors that the other submitted: they took different branches"
-        cut = any("..." in hit.text for hit in crosswise)  # what is not shown may be in common
-        yield Candidate("app.collective-mismatch", 0.6 if cut else 0.8, title, [*crosswise, *hits, *rows], missing)
-        return
-    said = {place(hit) for hit in named}
-    words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
-    busy = still_busy(hit for hit in words if place(hit) not in said)
-    if missing and busy:
-        title = f"{_who(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
-        yield Candidate("app.straggler-timeout", 0.76, title, [*reversed(busy[-4:]), *hits[:2], *named[:2]], missing)
-    who = f"rank {ranges(sorted(missing))}" if missing else "a part of the ranks"
-    title = f"{who} did not submit tensors that the others wait for (Horovod)"
-    yield Candidate("app.collective-mismatch", 0.56, title, [*hits, *rows], missing)
-
-
-_FINISHED = re.compile(r"\b(?:exiting|finished|stopping|stopped early|end of (?:data|training|epoch))\b", re.I)
-
-
-@diagnosis
-def horovod_rank_finished(case: Case) -> Iterable[Candidate]:
-    """Horovod was shut down, as one rank finished or raised: no rank raised anything else, and the one that does not complain
-    said last that it is done. Its peers had more to do, or it decided to stop without them."""
-    hits = case.hits("horovod-shut-down")
-    quiet = set(case.summary.last_of_rank) - ranks_of(hits)
-    if not hits or not quiet or case.exceptions.ordinary or case.has("segfault", "sigkill"):
-        return
-    done = [hit for hit in last_words(case, quiet) if _FINISHED.search(hit.text)]
-    if done:
-        who = _who(ranks_of(done)) if ranks_of(done) else "a rank"
-        title = f"{who} finished while the others went on: {ending(done[-1].text, 110)}"
-        strengths = {"app.uneven-inputs": 0.64, "app.collective-mismatch": 0.56}
-        yield from rivals(strengths, title, [done[-1], *hits[:3]], ranks_of(done))
-
-
-@diagnosis
-def horovod_tasks_never_came(case: Case) -> Iterable[Candidate]:
-    """horovodrun reached the hosts by ssh, and a host's task never called back: a closed port, an address of the driver that
-    host cannot reach, or a task that failed there. The log of the driver does not tell which."""
-    hits = case.hits("horovod-start")
-    title = "a host's task never reached horovodrun's service: firewall, an address that cannot be reached, or it failed there"
-    strengths = {"net.firewall": 0.48, "net.wrong-interface": 0.46, "net.master-unreachable": 0.42}
-    yield from rivals(strengths, title, hits, *speakers(hits))
 
 
 _BAR = re.compile(r"\d%\|")  # a progress bar that was not at its end

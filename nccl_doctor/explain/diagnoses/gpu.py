@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
+from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import came_after, ending, hosts_of, just_below, later, place, shortened, speakers
 from nccl_doctor.explain.model import Hit, Role
@@ -426,3 +427,22 @@ def broken_topology_matrix(case: Case) -> Iterable[Candidate]:
     if odd and len(odd) < size / 2:
         title = f"GPU {', '.join(map(str, odd))} is not joined by NVLink like the others"
         yield Candidate("gpu.nvlink", 0.82, title, [rows[gpu][1] for gpu in odd])
+
+
+@diagnosis
+def wrong_values_over_p2p(case: Case) -> Iterable[Candidate]:
+    """nccl-tests found wrong values, and all data went from GPU to GPU of one machine: peer-to-peer delivers wrong bytes."""
+    wrong = case.hits("nccl-corruption")
+    direct = case.hits("channel-p2p")
+    if wrong and direct and not case.has("channel-net"):
+        title = "data that is copied directly between GPUs arrives wrong"
+        yield Candidate("gpu.p2p", 0.72, title, [*wrong[:2], *direct[:2]])
+
+
+@diagnosis
+def no_peer_access(case: Case) -> Iterable[Candidate]:
+    """GPUs of one machine have no access to each other's memory, and somebody says that it is slow."""
+    without, complaint = case.hits("p2p-not-enabled"), complaints(case)
+    if without and complaint and not case.has("channel-net"):
+        title = "GPUs have no peer-to-peer access: their data goes through host memory"
+        yield Candidate("gpu.p2p", 0.62, title, [*without[:3], *complaint[:2]])

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, shortened
+from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, ranks_of, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.slowdown import slower_steps
+from nccl_doctor.facts.fold import ranges
 
 _TIMER = re.compile(r"([\w-]+) \.{2,}: ?\((\d+(?:\.\d+)?), (\d+(?:\.\d+)?)\)")
 _LATE = 1000.0  # ms that the slowest rank needs for its batch: a loader that keeps up has it ready
@@ -94,6 +96,53 @@ def crowded_rank(case: Case) -> Iterable[Candidate]:
         title = f"number {last.index(max(last))} of {len(last)} gets {share:.0%} of the tokens (at first the most was {before:.0%}): the others wait for it"
         proof = [hit, *(one for _, _, one in loads[:-1])]
         yield from rivals({"app.straggler-timeout": 0.62, "app.nan-or-data": 0.46}, title, proof, slows=True)
+
+
+_NO_PART_KNOWN = ("gpu.thermal-power", "net.slow", "app.straggler-timeout")
+# What may have slowed down, by the part of a step that grew; the first that fits.
+_BY_PART = (
+    (r"data|load|input|h2d", ("app.straggler-timeout", "sys.clock-or-dns-or-fs", "app.dataloader-worker")),
+    (r"fwd|forward", _NO_PART_KNOWN),
+    (r"", ("net.slow", "gpu.thermal-power", "gpu.nvlink", "ib.retry-exceeded")),  # communication, or what hides it
+)
+
+
+@diagnosis
+def steps_slowed_down(case: Case) -> Iterable[Candidate]:
+    """The steps take far longer at the end of the log than at its beginning, and nothing says why: a GPU, a link or a
+    file may have slowed. Clocks, link counters and the times of each rank would tell."""
+    if shifted := case.hits(PACE_LEFT):
+        yield from _left_its_pace(shifted)
+    elif hits := slower_steps(case):
+        title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
+        yield from rivals(falling(_NO_PART_KNOWN, 0.34, 0.02), title, hits, ranks_of(hits))
+
+
+# "[13]", or "{StragglerId(rank=13, node='gpu02'), ...}"
+_STRAGGLERS = re.compile(r"(?:rank=|[\[ ])(\d+)(?=[,\]])")
+
+
+@diagnosis
+def gpus_told_slow(case: Case) -> Iterable[Candidate]:
+    """The straggler detection of NVIDIA's resiliency extension names ranks whose kernels take longer. It times the GPU's own
+    work, without the waiting for others; heat, power, memory errors or a second process there are what it does not tell."""
+    hits = case.hits("straggler-report")
+    ranks = {int(rank) for hit in hits for rank in _STRAGGLERS.findall(hit.groups["ranks"])}
+    title = f"GPU work takes longer on rank {ranges(sorted(ranks))} than on others, or than before"
+    if ranks:
+        strengths = {"gpu.thermal-power": 0.44, "gpu.ecc": 0.42, "app.straggler-timeout": 0.4}
+        yield from rivals(strengths, title, hits, ranks)
+
+
+def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
+    told = hits[0].groups
+    title = f"the pace fell for good: {told['name']} was {told['before']}, and is {told['after']}"
+    if told["grew"]:
+        rest = f", not {told['stayed']}" if told["stayed"] else ""
+        title += f" (longer takes {told['grew']}{rest})"
+    parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
+    causes = next(parts) if told["grew"] else _NO_PART_KNOWN
+    yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
 
 
 _OFTEN = 5  # reports

@@ -113,6 +113,24 @@ def connect_target(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
+    """Connection retries that go on until the end, without any communicator completed: unreachable, not merely late."""
+    retries = case.hits("connect-retry")
+    if not retries or case.has("nccl-init-complete", "channel-net", "progress"):
+        return
+    timed_out = [hit for hit in retries if "timed out" in hit.text or "No route" in hit.text]
+    if timed_out:
+        title = "connections to peers time out again and again: dropped by a firewall, or the wrong interface"
+        yield Candidate("net.firewall", 0.58, title, timed_out[:6], *speakers(timed_out))
+    elif case.count("connect-retry") > 8:
+        title = "a peer refuses connections again and again: it is gone or listens on another address"
+        yield Candidate("net.peer-lost", 0.45, title, retries[:6])
+        yield Candidate(
+            "net.wrong-interface", 0.4, "a peer advertises an address where it does not listen", retries[:4]
+        )
+
+
+@diagnosis
 def memory_offered_to_nobody(case: Case) -> Iterable[Candidate]:
     """Transfers of KV caches fail, and a transfer engine had offered its memory under an address that exists only inside its host."""
     odd = [hit for hit in case.hits("mooncake-name") if is_local_only(hit.groups["address"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,9 +10,11 @@ from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import SIGINT
-from nccl_doctor.explain.lines import later, place, ranks_of
+from nccl_doctor.explain.lines import ending, later, place, ranks_of
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
+from nccl_doctor.facts.fold import ranges
 
 _FAILED = ("nccl-error-text", "nccl-warn", "mpi-abort", "sigkill", "segfault")  # such a run does not hang
 _INSIDE = " between the GPUs of the host"
@@ -112,3 +115,61 @@ def busy_without_work(case: Case) -> Iterable[Candidate]:
     title = f"all GPUs are busy at {min(watts):.0f} to {max(watts):.0f} W: they wait in a collective, for whom does not show"
     causes = ("app.straggler-timeout", "app.collective-mismatch", "ib.retry-exceeded", "sw.nccl-bug")
     yield from rivals(falling(causes, 0.38, 0.02), title, hits[:8], vague=True)
+
+
+@diagnosis
+def experts_wait(case: Case) -> Iterable[Candidate]:
+    """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,
+    IBGDA) delivers nothing. The logs of the rank that does not speak, and NVSHMEM_DEBUG=INFO, would tell."""
+    hits = case.hits("deepep-timeout")
+    strengths = {"app.straggler-timeout": 0.4, "app.rank-exception": 0.38}
+    if any("RDMA" in hit.text for hit in hits):
+        strengths |= {"ib.qp-connect": 0.36, "ib.gdr": 0.34}
+    yield from rivals(strengths, "DeepEP's ranks wait for each other in vain", hits, ranks_of(hits))
+
+
+@diagnosis
+def signals_wait(case: Case) -> Iterable[Candidate]:
+    """Ranks wait in a kernel of torch's symmetric memory for a signal of a peer. Who is waited for and does not wait itself
+    is late, dead, or in another call; its own log would tell which."""
+    hits = case.hits("symmetric-signal-timeout")
+    waiting = {int(hit.groups["waiting"]) for hit in hits}
+    late = {int(hit.groups["peer"]) for hit in hits} - waiting
+    who = f"rank {ranges(sorted(late))} sends none" if late else "they wait for each other"
+    strengths = {"app.straggler-timeout": 0.42, "app.rank-exception": 0.4, "app.collective-mismatch": 0.38}
+    yield from rivals(strengths, f"ranks wait for a signal in symmetric memory, and {who}", hits, late)
+
+
+@diagnosis
+def engine_waits(case: Case) -> Iterable[Candidate]:
+    """A serving engine's workers stop answering: one is slow or dead, or they hang in a collective or a kernel.
+
+    Neither the engine's watchdog nor its reports of requests without tokens tell which. The workers' stacks, NCCL's own
+    lines and the kernel's log would.
+    """
+    told = [] if case.course.overcome("serving-watchdog") else case.hits("serving-watchdog")
+    hits = told or case.hang.idle_engine
+    if told:
+        title = "workers of the serving engine do not answer, and do not say why"
+    else:
+        title = "the serving engine has requests and writes nothing: a worker is slow or hangs"
+    causes = ("app.straggler-timeout", "app.collective-mismatch", "sw.nccl-bug", "gpu.fell-off-bus")
+    yield from rivals(falling(causes, 0.34, 0.02), title, hits, ranks_of(hits))
+
+
+_WAITS = re.compile(
+    r"\b(?:hang(?:s|ing)?|hung|stuck|stalled)\b|\bno (?:step|progress|update)s? for\b|\bwait(?:s|ing|ed)?\b.{0,60}\b(?:barrier|collective|all_?reduce|ranks?|peers?|workers|sync)\b",
+    re.IGNORECASE,
+)
+
+
+@diagnosis
+def last_line_waits(case: Case) -> Iterable[Candidate]:
+    """The log ends while the program says that it waits for other ranks: who does not come, only their logs can say."""
+    calm = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.lasts(harmless.name)}
+    last = [hits[-1] for hits in case.summary.tails.values() if hits]
+    ends = [hit for hit in last if _WAITS.search(hit.text) and place(hit) not in calm]
+    if ends and not case.course.recovered:
+        strengths = {"app.straggler-timeout": 0.3, "app.collective-mismatch": 0.28, "app.rank-exception": 0.26}
+        title = f"the log ends while a rank waits for others: {ending(ends[0].text, 110)}"
+        yield from rivals(strengths, title, ends, ranks_of(ends))

@@ -139,3 +139,9 @@ _RANK = re.compile(r"ank(?<=\b[Rr]ank)[ =_:]?(\d{1,6})\b")
 
 def ranks_named(text: str) -> list[int]:
     return [int(number) for number in _RANK.findall(text)[:4]]
+
+
+def listed_ranks(ranks: set[int]) -> str:
+    """These ranks, as titles name them."""
+    listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
+    return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"

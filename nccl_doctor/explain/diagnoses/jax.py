@@ -1,0 +1,66 @@
+"""JAX: who came to its coordinator and its barriers, and who left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
+from nccl_doctor.explain.lines import later, speakers
+
+_DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
+_TASK = re.compile(r"/(task:\d+)\s*$")
+_GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
+_NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
+
+
+@diagnosis
+def jax_barrier(case: Case) -> Iterable[Candidate]:
+    """JAX's coordinator counts who came to a barrier: the first one is the registration, a later one a step of the program.
+
+    It hears the heartbeats of its tasks: who is missed at a barrier only is alive, and late.
+    """
+    hits, registration = case.hits("jax-barrier-count"), case.hits("jax-registration")
+    if not hits and not registration:
+        call = case.hits("jax-register-call")
+        late = [hit for hit in case.hits("coordination-service") if _DEADLINE.search(hit.text)] if call else []
+        if late and not case.has("grpc-unavailable"):
+            title = "registering with JAX's coordinator took too long: tasks are missing, or it cannot be reached"
+            strengths = {"launch.world-size": 0.46, "net.master-unreachable": 0.44}
+            yield from rivals(strengths, title, [*late[:2], *call[:2]], *speakers(late))
+        return
+    counted = f"only {hits[0].groups['joined']} of {hits[0].groups['world']} tasks" if hits else "not all tasks"
+    refused = [hit for hit in case.hits("grpc-unavailable") if _NOT_CONNECTED.search(hit.text)]
+    if registration and refused:
+        title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"
+        yield Candidate("net.master-unreachable", 0.78, title, [*refused[:3], *hits, *registration], *speakers(refused))
+    elif registration:
+        yield Candidate(
+            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
+        )
+    else:
+        rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
+        silent = any(
+            _GONE.search(hit.text) for hit in case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
+        )
+        late = [] if silent else rows
+        title = f"{counted} reached a barrier of JAX's coordinator in time"
+        if late:
+            title += f": {', '.join(_TASK.findall(hit.text)[0] for hit in late[:4])} did not, and none of its heartbeats is missed"
+        yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
+
+
+@diagnosis
+def process_of_jax_left(case: Case) -> Iterable[Candidate]:
+    """A process of JAX came to its end while another was still to meet it in a collective: they ran different programs, or
+    one had fewer steps."""
+    waits = [hit for hit in case.hits("xla-rendezvous") if "Termination timeout" in hit.text]
+    gave_up = max((wait.seconds for wait in waits if wait.seconds is not None), default=0.0)
+    left = [hit for hit in case.hits("xla-process-leaves") if hit.seconds is not None and hit.seconds < gave_up]
+    if left:
+        tail = case.summary.tails.get(left[0].file, [])
+        last = [hit for hit in tail if later(left[0], hit) and hit.host == left[0].host]
+        title = "a process of JAX left while another waited for it in a collective"
+        strengths = {"app.collective-mismatch": 0.64, "app.uneven-inputs": 0.5}
+        yield from rivals(strengths, title, [*left[:1], *last[-2:], *waits[:2]], *speakers(left))
