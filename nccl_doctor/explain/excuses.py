@@ -6,19 +6,18 @@ import re
 from collections.abc import Callable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.hang import GAVE_UP
+from nccl_doctor.explain.hang import CRASHED, GAVE_UP
 from nccl_doctor.explain.lines import came_after, just_below, later
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 
 _CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
-_CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 
 
 def _of_a_debugger(case: Case, hit: Hit) -> bool:
     """Whether a native frame is one of processes that stand still, and not of a crash."""
-    return not case.has(*_CRASHED) and any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
+    return not case.has(*CRASHED) and any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
 
 
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
@@ -27,7 +26,7 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
         return False
     failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
     failed += case.hits(
-        "watchdog-timeout", "watchdog-down", "monitored-barrier", *(_CRASHED if "STEP" in hit.text else ())
+        "watchdog-timeout", "watchdog-down", "monitored-barrier", *(CRASHED if "STEP" in hit.text else ())
     )
     failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
     return any(later(hit, item) for item in failed)
@@ -44,7 +43,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
         before = case.hits(*GAVE_UP)
     elif "unspecified launch failure" in hit.text:
         before = case.hits("deepep-timeout", "symmetric-signal-timeout")
-    elif hit.signature in _CRASHED:
+    elif hit.signature in CRASHED:
         before = case.hits("xla-communicator")
     elif hit.signature == "fabric-manager":
         before = case.hits("no-switch-to-manage")

@@ -34,6 +34,7 @@ GAVE_UP = (  # waiting in vain
     "deepep-timeout",
     "symmetric-signal-timeout",
 )
+CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
 WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
 _BEGINNINGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from nccl_doctor.explain.lines import hosts_of, place, ranks_of
+from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role, Traceback
 from nccl_doctor.explain.processes import Names
 from nccl_doctor.explain.signatures import Signature, all_signatures
@@ -66,14 +66,6 @@ class Logs:
     def count(self, *names: str) -> int:
         """How many lines these signatures recognised."""
         return sum(self.summary.groups[name].count for name in names if name in self.summary.groups)
-
-    def ranks(self, *names: str) -> set[int]:
-        """The ranks that these signatures' lines name as their speaker."""
-        return ranks_of(self.hits(*names))
-
-    def hosts_of(self, *names: str) -> set[str]:
-        """The hosts that these signatures' lines name as their speaker."""
-        return hosts_of(self.hits(*names))
 
     def seen(self, *roles: Role) -> list[Signature]:
         """The signatures of these roles that recognised a line, by name."""

@@ -10,6 +10,7 @@ import msgspec
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.hang import WORK
 from nccl_doctor.explain.lines import in_order, later, shape
 from nccl_doctor.explain.model import Hit, Role
 
@@ -40,7 +41,6 @@ _CURES = {
     "NCCL_PROTO": _Cure(_ANY, "sw.nccl-bug"),
     "NCCL_ALGO": _Cure(_ANY, "sw.nccl-bug"),
 }
-_WORK = ("progress", "busbw-row", "busbw-average", "ended-well", "nccl-tests-ok")
 
 
 @diagnosis
@@ -77,7 +77,7 @@ def _well_after(case: Case, hit: Hit) -> list[Hit]:
     if any(later(line, hit) for line in _symptoms(case)):
         return []
     said = [hit] if _GOOD.search(hit.text) and not _NOT_GOOD.search(hit.text) else []
-    return [*said, *(line for line in _lines(case, _WORK) if later(line, hit))]
+    return [*said, *(line for line in _lines(case, WORK) if later(line, hit))]
 
 
 def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
@@ -87,7 +87,7 @@ def _failed_before(case: Case, cure: _Cure, hit: Hit) -> list[Hit]:
     if failed and (used or not cure.used):
         return failed
     used = used if cure.used else _other_run(case, hit)
-    worked = [line for line in _lines(case, _WORK) if used and later(line, used[-1]) and later(hit, line)]
+    worked = [line for line in _lines(case, WORK) if used and later(line, used[-1]) and later(hit, line)]
     return [] if worked else used[-1:]
 
 

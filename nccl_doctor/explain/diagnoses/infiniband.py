@@ -134,7 +134,7 @@ def missing_device(case: Case) -> Iterable[Candidate]:
     if not none:
         return
     without = hosts_of(none)
-    with_ib = case.hosts_of("net-ib-using")
+    with_ib = hosts_of(case.hits("net-ib-using"))
     mixed = with_ib and without - with_ib
     wanted = [
         hit
@@ -214,7 +214,7 @@ def small_memlock(case: Case) -> Iterable[Candidate]:
     if case.has("reg-mr-nomem") and (values or case.has("memlock-text")):
         title = "the locked-memory limit (ulimit -l) is too small for RDMA"
         proof = [*values[:3], *case.hits("reg-mr-nomem")[:4], *case.hits("memlock-text")[:2]]
-        yield Candidate("ib.memlock", 0.94, title, proof, case.ranks("reg-mr-nomem"), case.hosts_of("reg-mr-nomem"))
+        yield Candidate("ib.memlock", 0.94, title, proof, *speakers(case.hits("reg-mr-nomem")))
 
 
 _ACCESS_STATUS = re.compile(r"(?:error |status=)(?:IBV_WC_)?(?:REM_\w+\()?1[01]\b|REM_(?:ACCESS|OP)_ERR")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from nccl_doctor.env import knowledge
 from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
+from nccl_doctor.explain.hang import WORK
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -25,7 +26,7 @@ def settings_differ(case: Case) -> Iterable[Candidate]:
     """
     if not case.has("size-mismatch", "watchdog-timeout", "bootstrap-truncated", "ib-remote-error", "nccl-internal"):
         return
-    places = case.hosts_of("env-echo") | case.hosts_of("bootstrap-using")
+    places = hosts_of(case.hits("env-echo", "bootstrap-using"))
     if len(places) < 2 or not case.env:
         return
     for name in sorted(knowledge.load().must_agree & case.env.keys()):
@@ -238,7 +239,7 @@ _VERSIONS_CLASH = (
     "nccl-internal",
     "segfault",
 )
-_RAN = ("progress", "nccl-init-complete", "busbw-row", "ended-well", "nccl-tests-ok")
+_RAN = (*WORK, "nccl-init-complete")
 
 
 @diagnosis

@@ -89,7 +89,7 @@ def _joined_across_hosts(case: Case) -> bool:
     compared = any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
     return (
         compared
-        or len(case.hosts_of("nccl-init-complete")) > 1
+        or len(hosts_of(case.hits("nccl-init-complete"))) > 1
         or (
             case.nodes > 1
             and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
@@ -221,15 +221,9 @@ def interface_filter(case: Case) -> Iterable[Candidate]:
             yield Candidate("net.wrong-interface", 0.47, title, chosen_lo, *speakers(chosen_lo))
         return
     hits = case.env["NCCL_SOCKET_IFNAME"]
-    if case.has("no-socket-interface"):
-        yield Candidate(
-            "net.wrong-interface",
-            0.95,
-            f"NCCL_SOCKET_IFNAME={value} matches no interface on this host",
-            [*case.hits("no-socket-interface")[:4], *hits[:2]],
-            case.ranks("no-socket-interface"),
-            case.hosts_of("no-socket-interface"),
-        )
+    if unmatched := case.hits("no-socket-interface"):
+        title = f"NCCL_SOCKET_IFNAME={value} matches no interface on this host"
+        yield Candidate("net.wrong-interface", 0.95, title, [*unmatched[:4], *hits[:2]], *speakers(unmatched))
     if chosen_lo and value.startswith("^") and case.nodes != 1:
         title = f"NCCL_SOCKET_IFNAME={value} replaces the default exclusions, so loopback was chosen"
         yield Candidate("net.wrong-interface", 0.9, title, [*chosen_lo, *hits[:2]])
@@ -253,7 +247,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
     ) or bool(case.exceptions.ordinary)
     if both_sides and not died:
         title = "established connections were reset although no process had died: a firewall or middlebox on the way"
-        yield Candidate("net.firewall", 0.62, title, resets, case.ranks("gloo-closed"))
+        yield Candidate("net.firewall", 0.62, title, resets, ranks_of(resets))
 
 
 # EFA's own words and codes (libfabric's efa_errno.h and efa_strerror.c, August 2026). The peer answered before: 8, 9, 13,

@@ -173,7 +173,7 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             0.64 if best < _ANY_VERBS else 0.56,
             f"RDMA is used, but large messages reach only {best:.1f} GB/s bus bandwidth",
             [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
-            hosts=case.hosts_of("net-ib-using"),
+            hosts=hosts_of(case.hits("net-ib-using")),
         )
     elif complaint and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text)):
         title = "the measured bandwidth is far below what is expected"

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
+from nccl_doctor.explain.hang import CRASHED
 from nccl_doctor.explain.lines import later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import KEEP_PER_FILE
@@ -44,7 +45,7 @@ def held_in_native_code(case: Case) -> Iterable[Candidate]:
     not come to it, or came to another, the stacks of the others tell."""
     attached = [hit for hit in case.hang.stacks if hit.signature == "stack-debugger"]
     calls = [hit for hit in case.hits("nccl-frame", "stack-mpi") if not _HELPERS.search(hit.text)]
-    if not attached or case.has("segfault", "crash-handler", "sigabrt-exit", "bus-error"):
+    if not attached or case.has(*CRASHED):
         return
     call = _CALL.search(calls[-1].text) if calls else None
     shown = f"a process that waits in {call.group()}" if call else "no thread that calls a collective"
