@@ -11,6 +11,17 @@ BUSBW_ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
+# Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
+_SLOW_WORDS = re.compile(
+    r"\b(?:so|too|very|really|extremely|super|way|much|terribly|(?:\d+(?:\.\d+)? ?(?:x|times))|twice as|half as) slow(?:er)?\b|"
+    r"\b(?:training|job|run|everything|steps?|it) (?:is|are|was|got|gets|became|runs?) (?:now )?(?:slow(?:er)?|crawling)\b|"
+    r"\bhalf (?:of )?the (?:speed|pace)\b|\b(?:only|just) as fast as\b",
+    re.IGNORECASE,
+)
+_ADVICE = re.compile(
+    r"warning|\bWARN|\bINFO\b|DEBUG|\.py[:\"]|https?://|\b(?:if|consider|recommend\w*|may|might|could|will|use|using)\b",
+    re.I,
+)
 # A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.
 _MAY_BE = re.compile(
     r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow"
@@ -460,6 +471,22 @@ EARLIER_RUN = (
     "reference run",
     "used to be",
     "used to take",
+    "should be about",
+    "should take",
+    "should be around",
+    "normally",
+    "usually",
+    "instead of",
+    "before the",
+    "before this",
+    "days ago",
+    "this morning",
+    "other node",
+    "other partition",
+    "other cluster",
+    "other machine",
+    "with the old",
+    "on the old",
 )
 says(
     "earlier-run",
@@ -501,6 +528,18 @@ says(
     ),
 )
 
+says(
+    "slow-in-words",
+    "slow",
+    "only as fast",
+    "just as fast",
+    "the speed",
+    "the pace",
+    "crawling",
+    sampled=True,
+    why="A person says of the job that it is slow.",
+    where=lambda groups, line: _SLOW_WORDS.search(line) is not None and _ADVICE.search(line) is None,
+)
 says(
     "nccl-warn",
     "NCCL WARN {message}",
