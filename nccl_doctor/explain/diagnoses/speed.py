@@ -176,8 +176,8 @@ def told_to_be_slow(case: Case) -> Iterable[Candidate]:
     told = complaints(case)
     causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs") if told else ()
     for nth, cause in enumerate(causes if case.has("progress") else ()):
-        title = f"it is slower than it ought to be, and nothing tells why: {shortened(told[-1].text, 110)}"
-        yield Candidate(cause, 0.32 - 0.02 * nth, title, told[-4:])
+        title = f"it is slower than it ought to be: {shortened(told[-1].text, 110)}"
+        yield Candidate(cause, 0.32 - 0.02 * nth, title, told[-4:], vague=True)
 
 
 @diagnosis

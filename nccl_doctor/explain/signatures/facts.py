@@ -15,7 +15,7 @@ BUSBW_ROW = re.compile(
 _SLOW_WORDS = re.compile(
     r"\b(?:so|too|very|really|extremely|super|way|much|terribly|(?:\d+(?:\.\d+)? ?(?:x|times))|twice as|half as) slow(?:er)?\b|"
     r"\b(?:training|job|run|everything|steps?|it) (?:is|are|was|got|gets|became|runs?) (?:now )?(?:slow(?:er)?|crawling)\b|"
-    r"\bhalf (?:of )?the (?:speed|pace)\b|\b(?:only|just) as fast as\b",
+    r"\bhalf (?:of )?the (?:speed|pace|throughput)\b|\b(?:speed|pace|throughput) is (?:only |about ){0,2}half\b|\b(?:only|just) as fast as\b",
     re.IGNORECASE,
 )
 _ADVICE = re.compile(
@@ -533,8 +533,7 @@ says(
     "slow",
     "only as fast",
     "just as fast",
-    "the speed",
-    "the pace",
+    "half",
     "crawling",
     sampled=True,
     why="A person says of the job that it is slow.",

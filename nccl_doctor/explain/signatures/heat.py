@@ -25,6 +25,16 @@ says(
     why="nvidia-smi's table: the line that names a GPU, above the one that tells its heat and power.",
     every=True,
 )
+says(
+    "gpu-listed",
+    "C, {} % |",
+    "C, {} W |",
+    "Mhz {}Mhz {}W {}%",
+    "C {}C {} MHz {}%",
+    sampled=True,
+    every=True,
+    why="gpustat, rocm-smi or amd-smi: a GPU's heat, load, power and clock, a line for each.",
+)
 HOT = 88  # degrees Celsius from which data-centre GPUs slow down
 says(
     "throttle",
