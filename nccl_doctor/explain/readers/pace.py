@@ -18,6 +18,7 @@ LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
 FEWEST = 3  # where a paste holds fewer in all: what somebody chose to show
 ENOUGH = 24  # rows: of more, every second, third, ... one tells as well whether there are two levels
 SLOWER = 4 / 3  # times: a third more time for a step
+LASTING = 1.2  # where no row of many is as slow before, or as fast afterwards, as any of the other level
 FAR_SLOWER = 1.6  # where the lines between are not known, which may say why, or the rows are few
 SIGNATURE = "pace-left"  # of the hits that are made of it
 _OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
@@ -83,7 +84,7 @@ def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterat
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
         if not names:
             continue
-        some = [lines[index] for index in found[:: 1 + len(found) // ENOUGH]]
+        some = [lines[index] for index in found[:: max(1, len(found) // ENOUGH)]]
         if next(_of_rows(names, some, lines, slower), None):  # then which row it is, the others tell
             yield from _of_rows(names, [lines[index] for index in found], lines, slower)
 
@@ -200,12 +201,18 @@ def _level_left(times: list[float], slower: float, least: int) -> int | None:
     old, new = times[:where], times[where:]
     before, after = statistics.median(old), statistics.median(new)
     calm = _CALM * (after - before)
-    steady = [
+    old_calm, new_calm = (
         sum(abs(time - middle) <= calm for time in part) >= 0.85 * len(part)
         for part, middle in ((old, before), (new, after))
-    ]
+    )
+    # What is held up now and then is unsteady: yet none of its rows is as fast as the old ones, and it does not go on growing.
+    half = len(new) // 2
+    grows = statistics.median(new[half:]) - statistics.median(new[:half]) > calm
+    apart = len(new) >= 2 * LEAST and min(new) >= max(*old, (before + after) / 2) and not grows
     last = statistics.median(times[-3:])
-    return where if after >= slower * before and all(steady) and last >= after - calm else None
+    if slower == SLOWER and min(len(old), len(new)) >= 2 * LEAST and max(old) < min(new):
+        slower = LASTING
+    return where if after >= slower * before and old_calm and (new_calm or apart) and last >= after - calm else None
 
 
 def _more_to_do(
