@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.facts import OF_NSYS
 
 if TYPE_CHECKING:
     from nccl_doctor.explain.case import Case
@@ -69,10 +70,12 @@ _LAST_SHARE = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%[^%]*$")
 def _profiled(case: Case) -> list[Hit]:
     """Lines of a profile of the GPU in which NCCL's kernels took most of the time. torch's table names each twice: as the
     operation and as the kernel; each rank may print its own."""
-    shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    shares: dict[bool, dict[str, float]] = {True: {}, False: {}}  # of the operations, and of the kernels
     hits = case.hits("kernel-shares")
     for hit in hits:
         named, last = _KERNEL.findall(hit.text), _LAST_SHARE.search(hit.text)
+        if first := OF_NSYS.search(hit.text):
+            named, last = [(hit.text[first.end() :], "nsys", first[1])], None
         for name, kind, share in named:
             own = (
                 last[1] if last and len(named) == 1 else share

@@ -379,6 +379,9 @@ _PART = re.compile(r"\b([a-z][a-z_-]*): ?(\d+(?:\.\d+)?)")
 _EXCHANGE = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|grads-sync", re.IGNORECASE)
 _MOST = 0.7  # of a step: no computation hides so much of it
 _SECONDS = 5000.0  # ms: even large models exchange their gradients in less over any network made for it
+_TOLD = 3  # steps: the first ones are slow anywhere
+# Who waits for a late rank, for a slow link or for a wrong path says the same.
+_EXCHANGES = ("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink")
 
 
 @diagnosis
@@ -395,6 +398,11 @@ def step_of_waiting(case: Case) -> Iterable[Candidate]:
         worst, hit = max(slow, key=lambda pair: pair[0])
         title = f"the exchange of gradients takes {worst / 1000:.0f} s of each step"
         yield Candidate("net.slow", 0.58, title, [hit, *(hit for _, hit in slow[:3])], *speakers([hit]))
+    elif len(slow) >= _TOLD:
+        worst, hit = max(slow, key=lambda pair: pair[0])
+        title = f"the exchange of gradients, or waiting in it, takes {worst / 1000:.1f} s of each step"
+        for nth, cause in enumerate(_EXCHANGES):
+            yield Candidate(cause, 0.42 - 0.02 * nth, title, [hit for _, hit in slow[-4:]], slows=True)
 
 
 def _least(case: Case) -> float:

@@ -565,16 +565,21 @@ says(
 says(
     "step-timers",
     "time (ms) | ",
+    every=True,
     why="DeepSpeed's wall_clock_breakdown: what the parts of a step took.",
     where=lambda groups, line: "allreduce" in line or "reduce" in line,
 )
+# Time (%), total time, instances, ... and the name at the end.
+OF_NSYS = re.compile(r"^\s*(\d{1,3}\.\d{1,2})%?\s+\d[\d,]*\s+\d[\d,]*\s.*\bnccl(?:Dev)?Kernel_")
 says(
     "kernel-shares",
     "nccl:{}%",
     "ncclDevKernel{}%",
     "ncclKernel{}%",
-    why="A profile (torch.profiler): what share of the GPU's time a kernel of NCCL took.",
-    where=lambda groups, line: re.search(r"nccl.{1,240}\d ?%", line) is not None,
+    ".{} ncclDevKernel_",
+    ".{} ncclKernel_",
+    why="A profile (torch.profiler, nsys stats): what share of the GPU's time a kernel of NCCL took.",
+    where=lambda groups, line: re.search(r"nccl.{1,240}\d ?%", line) is not None or OF_NSYS.search(line) is not None,
 )
 says(
     "uptime",

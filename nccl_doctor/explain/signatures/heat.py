@@ -64,6 +64,15 @@ says(
     why="A GPU that computes at full power lowers its clock to stay within its power limit: the normal state under dense work.",
 )
 says(
+    "slowed-by-heat",
+    "- Thermal (%){}| {percent:num}",
+    cause="gpu.thermal-power",
+    strength=0.84,
+    title="heat slowed a GPU down in {percent} % of the job's time",
+    why="dcgmi stats of a job: in what part of its time a GPU's clock was lowered for heat. Power (%) is its power limit's, as under any dense work.",
+    where=lambda groups, line: float(groups["percent"]) >= 20,
+)
+says(
     "power-limits",
     "Current Power Limit{}: {watts:num} W",
     "Enforced Power Limit{}: {watts:num} W",
