@@ -121,7 +121,9 @@ def _memory(case: Case) -> Iterator[tuple[float, float, float, float, list[Hit]]
     """Memory and what is available of it, swap and what is used of it, with the lines that tell."""
     rows = case.hits("free-rows")
     for memory, swap in zip(rows[::2], rows[1::2], strict=False):
-        of_memory, of_swap = ([_amount(cell) for cell in row.text.split()[1:]] for row in (memory, swap))
+        of_memory, of_swap = (
+            [_amount(cell) for cell in row.text.rpartition(": ")[2].split()] for row in (memory, swap)
+        )
         if "Mem:" in memory.text and "Swap:" in swap.text and len(of_memory) >= 6 and len(of_swap) >= 3:
             yield of_memory[0], of_memory[5], of_swap[0], of_swap[1], [memory, swap]
     for whole, rest in itertools.pairwise(case.hits("top-memory")):

@@ -10,6 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 from nccl_doctor.explain.slowdown import communication_share
@@ -130,24 +131,22 @@ def _paces(text: str) -> list[tuple[str, float]]:
 
 def _times_slower_than_before(case: Case, hit: Hit) -> float:
     """How many times slower the last step is than what this line tells of an earlier run; 0 where they cannot be compared."""
-    word = _EARLIER.search(hit.text)
+    text = prefix.parse(hit.text).body
+    word = _EARLIER.search(text)
     if word is None:
         return 0.0
-    own, told = hit.text[: word.start()], hit.text[word.end() :]
+    own, told = text[: word.start()], text[word.end() :]
     if not _paces(told) and _paces(own):  # "2.3 s/it before the update"
         own, told = "", own
-    steps = [step.text for step in [*case.hits("progress"), *case.tail][::-1] if place(step) != place(hit)]
+    earlier = {place(one) for one in case.hits("earlier-run")}
+    steps = [step.text for step in [*case.hits("progress"), *case.tail][::-1] if place(step) not in earlier]
     now = [pace for text in (own, *steps) for pace in _paces(text)]
     for unit, was in _paces(told):
         last = next((pace for its_unit, pace in now if its_unit == unit), 0.0)
         if last and was:
             return last / was
     times = [time for text in (own, *steps) for time in _TIME_OF_STEP.findall(text)]
-    bare = (
-        [(found[1], "s")]
-        if (found := _BARE.search(told)) and len(hit.text) < _REMARK and not _UNIT.search(told)
-        else []
-    )
+    bare = [(found[1], "s")] if (found := _BARE.search(told)) and len(text) < _REMARK and not _UNIT.search(told) else []
     for was_told, unit in _TIME.findall(told) or bare:
         seconds = next((float(time) for time, its_unit in times if its_unit == unit), 0.0)
         if _plain(was_told):

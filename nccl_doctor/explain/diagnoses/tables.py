@@ -39,7 +39,7 @@ _HEATED = 0.85  # the same for a GPU that says that heat slows it down
 _HELD_BACK = 50.0  # percent of time in which heat slowed a GPU down
 
 
-_NAMELESS = "a GPU"
+NAMELESS = "a GPU"
 
 
 class GpuRow(msgspec.Struct):
@@ -59,7 +59,7 @@ class GpuRow(msgspec.Struct):
     power: float = 0.0  # W; 0 if the table does not say
     fan: float | None = None  # percent of its speed; None if there is none
     host: str = ""
-    name: str = _NAMELESS
+    name: str = NAMELESS
 
 
 def _cells(text: str, heading: str) -> list[str]:
@@ -85,7 +85,7 @@ def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
 def _name(cells: dict[str, str]) -> str:
     """Which GPU it is, where the row tells; it may stand first, behind what a collector put before the row."""
     told = (cell.rsplit(None, 1)[-1] for name, cell in cells.items() if _INDEX.match(name) and cell)
-    return next((f"GPU {index}" for index in told if index.isdigit()), _NAMELESS)
+    return next((f"GPU {index}" for index in told if index.isdigit()), NAMELESS)
 
 
 def _of_query(heading: Hit, rows: Iterable[Hit]) -> Iterable[GpuRow]:
@@ -194,7 +194,7 @@ def _boxes(case: Case) -> Iterable[GpuRow]:
         found, named = _BOX.search(hit.text), names.get((hit.file, hit.line - 1))
         name = _BOX_NAME.search(named.text) if named else None
         if found:
-            yield _told(hit, found, f"GPU {name.group(1)}" if name else _NAMELESS)
+            yield _told(hit, found, f"GPU {name.group(1)}" if name else NAMELESS)
 
 
 _LISTED = (
@@ -250,7 +250,7 @@ def hotter_gpu(case: Case) -> Iterable[Candidate]:
         others = [
             one
             for one in rows
-            if (one.name, one.host) != (row.name, row.host) or row.name == _NAMELESS
+            if (one.name, one.host) != (row.name, row.host) or row.name == NAMELESS
             if one.temperature <= row.temperature - _HOTTER
         ]
         usual = statistics.median(one.power for one in others) if others else 0.0

@@ -12,7 +12,7 @@ import msgspec
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
-from nccl_doctor.explain.diagnoses.tables import GpuRow, below, gpu_rows
+from nccl_doctor.explain.diagnoses.tables import NAMELESS, GpuRow, below, gpu_rows
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -29,64 +29,67 @@ def _too_slow(case: Case) -> list[Hit]:
     return complaints(case) or case.hits(PACE_LEFT)[1:2]
 
 
-def _by_gpu(case: Case) -> list[GpuRow]:
-    """The last row of each GPU that tells its load and power."""
-    told = [row for row in gpu_rows(case) if row.load is not None and row.power]
-    return list(
-        {(row.hit.file, row.host, row.name if row.name != "a GPU" else row.hit.line): row for row in told}.values()
-    )
+def _by_host(case: Case) -> Iterable[list[GpuRow]]:
+    """The GPUs of each host that a listing shows with their load and power, by the last row of each."""
+    hosts: dict[tuple[str, str], dict[object, GpuRow]] = defaultdict(dict)
+    for row in gpu_rows(case):
+        if row.load is not None and row.power:
+            hosts[row.hit.file, row.host][row.name if row.name != NAMELESS else row.hit.line] = row
+    return [list(rows.values()) for rows in hosts.values() if len(rows) >= _FEWEST]
+
+
+def _busy(rows: Iterable[GpuRow]) -> list[GpuRow]:
+    return [row for row in rows if row.load is not None and row.load >= _ALWAYS]
 
 
 @diagnosis
 def all_gpus_wait(case: Case) -> Iterable[Candidate]:
-    """All GPUs of a listing are busy all the time and draw next to nothing: they wait in a collective, for a late rank, a slow
+    """All GPUs of a host are busy all the time and draw next to nothing: they wait in a collective, for a late rank, a slow
     link, or a GPU of another host. The stacks and timers of all ranks would tell for whom."""
-    rows = _by_gpu(case)
-    if len(rows) >= _FEWEST and all(
-        row.cap and row.load and row.load >= _ALWAYS and row.power <= _WAITING * row.cap for row in rows
-    ):
+    hosts = list(_by_host(case))
+    waiting = [
+        rows for rows in hosts if len(_busy(rows)) == len(rows) and all(row.power <= _WAITING * row.cap for row in rows)
+    ]
+    if hosts and len(waiting) == len(hosts):
+        rows = waiting[0]
         usual = statistics.median(row.power for row in rows)
         title = f"all {len(rows)} GPUs are busy all the time and draw {usual:.0f} of {rows[0].cap:.0f} W: they wait in a collective"
+        proof = [*(row.hit for row in rows[:4]), *_too_slow(case)[:2]]
         for nth, cause in enumerate(("app.straggler-timeout", "net.slow", "sys.clock-or-dns-or-fs", "ib.gdr")):
-            yield Candidate(
-                cause, 0.42 - 0.02 * nth, title, [row.hit for row in rows[:4]] + _too_slow(case)[:2], slows=True
-            )
+            yield Candidate(cause, 0.42 - 0.02 * nth, title, proof, slows=True)
 
 
 @diagnosis
 def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
-    """One GPU has nothing to do, and all its neighbours are busy and draw little: they wait for the rank that has it, and that
-    one works on the CPU (its data, a checkpoint, Python) or stands still."""
-    rows = _by_gpu(case)
-    idle = [row for row in rows if row.load is not None and row.load <= _NEVER]
-    others = [row for row in rows if row not in idle]
-    waiting = all(
-        row.load and row.load >= _ALWAYS and (not row.cap or row.power <= 2 * _WAITING * row.cap) for row in others
-    )
-    if len(idle) == 1 and len(rows) >= _FEWEST and waiting and (_too_slow(case) or all(row.cap for row in others)):
-        usual = statistics.median(row.power for row in others)
-        title = f"{idle[0].name} has nothing to do, and {len(others)} others are busy at {usual:.0f} W: they wait for its rank"
-        proof = [idle[0].hit, *(row.hit for row in others[:3]), *_too_slow(case)[:1]]
-        for nth, cause in enumerate(("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")):
-            yield Candidate(cause, 0.56 - 0.1 * nth, title, proof, hosts={idle[0].host} - {""}, slows=True)
+    """One GPU of a host has nothing to do, and all its neighbours are busy and draw little: they wait for the rank that has it,
+    and that one works on the CPU (its data, a checkpoint, Python) or stands still."""
+    for rows in _by_host(case):
+        idle = [row for row in rows if row.load is not None and row.load <= _NEVER]
+        others, told = _busy(rows), _too_slow(case)
+        little = all(row.power <= 2 * _WAITING * row.cap if row.cap else told for row in others)
+        if len(idle) == 1 and len(others) == len(rows) - 1 and little:
+            usual = statistics.median(row.power for row in others)
+            title = f"{idle[0].name} has nothing to do, and {len(others)} others are busy at {usual:.0f} W: they wait for its rank"
+            proof = [idle[0].hit, *(row.hit for row in others[:3]), *told[:1]]
+            for nth, cause in enumerate(("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")):
+                yield Candidate(cause, 0.56 - 0.1 * nth, title, proof, hosts={idle[0].host} - {""}, slows=True)
 
 
 @diagnosis
 def gpu_that_draws_little(case: Case) -> Iterable[Candidate]:
     """A GPU is as busy as its neighbours and draws far less than they do, which compute near their power limit: it is held
     back (heat, power, its clock), or it waits for them, and has less to do. Its clock and the reasons for it would tell."""
-    rows = [row for row in _by_gpu(case) if row.load is not None and row.load >= _ALWAYS]
-    usual = statistics.median(row.power for row in rows) if len(rows) >= _FEWEST else 0.0
-    little = [row for row in rows if row.power <= _LITTLE * usual]
-    if little and all(row.power >= _COMPUTING * row.cap > 0 for row in rows if row not in little):
-        title = (
-            f"{little[0].name} draws {little[0].power:.0f} W where its neighbours draw {usual:.0f} W at the same load"
-        )
-        told = _too_slow(case)
-        proof = [row.hit for row in little] + [row.hit for row in rows if row not in little][:3] + told[:1]
-        hosts = {row.host for row in little} - {""}
-        yield Candidate("gpu.thermal-power", 0.56 if told else 0.46, title, proof, hosts=hosts, slows=True)
-        yield Candidate("app.straggler-timeout", 0.4, title, proof, hosts=hosts, slows=True)
+    for rows in map(_busy, _by_host(case)):
+        usual = statistics.median(row.power for row in rows) if len(rows) >= _FEWEST else 0.0
+        little = [row for row in rows if row.power <= _LITTLE * usual]
+        others = [row for row in rows if row not in little]
+        if little and all(row.power >= _COMPUTING * row.cap > 0 for row in others):
+            title = f"{little[0].name} draws {little[0].power:.0f} W where its neighbours draw {usual:.0f} W at the same load"
+            told = _too_slow(case)
+            proof = [*(row.hit for row in little), *(row.hit for row in others[:3]), *told[:1]]
+            hosts = {row.host for row in little} - {""}
+            yield Candidate("gpu.thermal-power", 0.56 if told else 0.46, title, proof, hosts=hosts, slows=True)
+            yield Candidate("app.straggler-timeout", 0.4, title, proof, hosts=hosts, slows=True)
 
 
 class _Process(msgspec.Struct, frozen=True):
