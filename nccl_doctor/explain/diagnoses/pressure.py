@@ -14,7 +14,7 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.signatures.pressure import KSWAPD, READ_RATE, TOP_MEMORY, TOP_SWAP
+from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, TOP_MEMORY, TOP_SWAP
 
 _FILES, _CPUS = "sys.clock-or-dns-or-fs", "sys.container"
 
@@ -190,3 +190,35 @@ def slow_clock(case: Case) -> Iterable[Candidate]:
     if hits and told:
         title = "the kernel reads the time from a slow clock, as the CPU's counter is unstable"
         yield Candidate(_FILES, 0.46, title, [*hits[:2], *told], hosts=hosts_of(hits), slows=True)
+
+
+_STOLEN = 20.0  # percent of the cores' time
+_NO_IDLE = 2.0
+
+
+@diagnosis
+def cores_are_taken(case: Case) -> Iterable[Candidate]:
+    """top: the hypervisor gives much of the cores' time to other virtual machines, or no core is ever idle, and it is too slow."""
+    for hit in case.hits("cpu-times"):
+        found, told = CPU_TIMES.search(hit.text), _held_up(case)
+        idle, stolen = (float(found[1]), float(found[2])) if found else (100.0, 0.0)
+        if stolen >= _STOLEN:
+            title = f"the hypervisor gives {stolen:.0f} % of the cores' time to others"
+            yield Candidate(_CPUS, 0.64, title, [hit, *told], hosts=hosts_of([hit]), page="sys.cpu-limit", slows=True)
+        elif idle <= _NO_IDLE and told:
+            title = "no core of the host is ever idle: its programs wait for one another"
+            yield Candidate(_CPUS, 0.46, title, [hit, *told], hosts=hosts_of([hit]), page="sys.cpu-limit", slows=True)
+
+
+_FAR_AWAY = 5.0  # ms: another building at least, or a queue
+
+
+@diagnosis
+def hosts_are_far_apart(case: Case) -> Iterable[Candidate]:
+    """ping: an answer takes milliseconds, and the hosts talk over TCP sockets: each step of a ring waits as long."""
+    for hit in case.hits("round-trip") if case.sockets else ():
+        usual = float(hit.groups["usual"])
+        if usual >= _FAR_AWAY:
+            title = f"an answer of the other host takes {usual:.1f} ms: each step of a ring waits as long"
+            yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *_held_up(case)], slows=True)
+            return

@@ -105,7 +105,7 @@ def _plain(number: str) -> float:
 
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
-    r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
+    r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens?|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
 )
 _OF_STEPS = re.compile(r"(m)?s(?:ec)?/|(?:it|steps?|iter\w*)/s", re.IGNORECASE)
 _TIME_OF_STEP = re.compile(
@@ -137,7 +137,7 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
         return 0.0
     own, told = text[: word.start()], text[word.end() :]
     if not _paces(told) and _paces(own):  # "2.3 s/it before the update"
-        own, told = "", own
+        own, told = own.rpartition(",")[::2]  # "16 s/step, 8 s/step on the other hosts"
     earlier = {place(one) for one in case.hits("earlier-run")}
     steps = [step.text for step in [*case.hits("progress"), *case.tail][::-1] if place(step) not in earlier]
     now = [pace for text in (own, *steps) for pace in _paces(text)]

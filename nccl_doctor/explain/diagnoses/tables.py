@@ -18,21 +18,22 @@ from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.heat import HOT
 
-_CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
-_LOAD = re.compile(r"sm|utilization\.gpu\b")
-_POWER = re.compile(r"pwr|power\.draw\b")
+_CLOCK = re.compile(r"pclk|SMCLK|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
+_LOAD = re.compile(r"sm\b|GPUTL|utilization\.gpu\b")
+_POWER = re.compile(r"pwr|POWER|power\.draw\b")
 _LIMIT = re.compile(r"(?:enforced\.)?power\.limit\b")
 _DEFAULT_LIMIT = re.compile(r"power\.default_limit\b")
 _HEAT = re.compile(r"tviol")
-_TEMPERATURE = re.compile(r"temperature\.gpu\b|gtemp\b")
+_TEMPERATURE = re.compile(r"temperature\.gpu\b|gtemp\b|TMPTR")
 _FAN = re.compile(r"fan\.speed\b")
 _REASONS = re.compile(r"clocks_(?:event|throttle)_reasons\.active\b")
 _IDLE_REASON, _SET_REASON = 0x1, 0x2  # of the bit mask of clock event reasons: nothing to do; -lgc or -ac
-_INDEX = re.compile(r"(?:.*\s)?(?:index|gpu)$")  # behind what a collector put before the heading
+_INDEX = re.compile(r"(?:.*\s)?(?:index|gpu|#Entity)$")  # behind what a collector put before the heading
 _MASK = re.compile(r"0x[0-9A-Fa-f]{16}")
 _RULE = re.compile(r"(?<!\S)-{8,}\s*$")  # dshbak puts a host's name between two of them
 _QUERY = re.compile(r"--query-gpu=([\w.,]+).*noheader")
 _BUSY = 50.0  # percent of time in which a GPU computes: below that it has reason to lower its clock
+_ALWAYS_BUSY = 95.0
 _FULL = 0.6  # of the power limit: no idle GPU draws that much
 _SLOW = 0.6  # of the fastest busy neighbour's clock
 _HEATED = 0.85  # the same for a GPU that says that heat slows it down
@@ -71,7 +72,10 @@ def _cells(text: str, heading: str) -> list[str]:
         return asked.group(1).split(",")
     if "# gpu" in heading:
         return text.split()
-    return [part.strip() for part in (text.split(",") if "," in heading else re.split(r"\s{2,}", text))]
+    return [
+        part.strip()
+        for part in (text.split(",") if "," in heading and "#Entity" not in heading else re.split(r"\s{2,}", text))
+    ]
 
 
 def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
@@ -266,6 +270,34 @@ def hotter_gpu(case: Case) -> Iterable[Candidate]:
         hits = [row.hit, *(one.hit for one in others[:3])]
         yield Candidate("gpu.thermal-power", strength, title, hits, hosts={row.host} - {""}, slows=True)
         return
+
+
+_OF_A_GPU = 60  # lines that nvidia-smi -q prints of a GPU from its load to its clocks
+_SLOW_CLOCK = 0.5  # of the highest: no power limit of a sound board makes it so low
+
+
+@diagnosis
+def clock_and_heat_in_full(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi -q: a GPU is as hot as GPUs that slow down (its own limit stands beside), or busy all the time at less than half
+    of its highest clock."""
+    hits = case.hits("asked-in-full")
+    for hit, after in itertools.pairwise([*hits, *hits[-1:]]):
+        told, below_it = hit.groups, after.groups
+        if "now" in told:
+            near = [one for one in hits if one.file == hit.file and 0 < one.line - hit.line <= _OF_A_GPU]
+            limit = next((one for one in near if "slowdown" in one.groups), None)
+            if limit and int(told["now"]) >= int(limit.groups["slowdown"]):
+                title = f"a GPU is at {told['now']} C, and slows down from {limit.groups['slowdown']} C on"
+                yield Candidate("gpu.thermal-power", 0.78, title, [hit, limit], hosts=hosts_of([hit]), slows=True)
+        elif "margin" in told and int(told["margin"]) <= 0:
+            title = f"a GPU is as hot as GPUs that slow down ({told['margin']} C are left)"
+            yield Candidate("gpu.thermal-power", 0.7, title, [hit], hosts=hosts_of([hit]), slows=True)
+        elif "mhz" in told and "mhz" in below_it and 0 < int(told["mhz"]) <= _SLOW_CLOCK * int(below_it["mhz"]):
+            busy = [one for one in hits if "load" in one.groups and 0 < hit.line - one.line <= _OF_A_GPU]
+            if busy and float(busy[-1].groups["load"]) >= _ALWAYS_BUSY:
+                title = f"a GPU that is busy all the time runs at {told['mhz']} MHz, and could at {below_it['mhz']} MHz"
+                proof = [hit, after, busy[-1]]
+                yield Candidate("gpu.thermal-power", 0.66, title, proof, hosts=hosts_of([hit]), slows=True)
 
 
 _DRAWN = re.compile(r"(\d+)W / +(\d+)W ")

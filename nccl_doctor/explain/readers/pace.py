@@ -37,6 +37,7 @@ _RATE = re.compile(
 _PER_STEP = re.compile(rf"(?:^|[^a-z])m?s(?:ec)?(?:/|_?per_?){_WORK}", re.IGNORECASE)
 _WHOLE = re.compile(
     rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:tim(?:e|ing)|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
+    r"(?:finished|done|completed|took)(?: in)?(?: (?:m?s|sec))?$|"
     r"^(?:time|dt|took|elapsed|duration|seconds)(?:[ _]?\(?(?:m?s|sec)\)?)?$",
     re.IGNORECASE,
 )
@@ -45,7 +46,7 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
-_MAY_TELL = re.compile(r"tim|ms|sec|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
+_MAY_TELL = re.compile(r"tim|ms|sec|took| in \d|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
 # What a job does at a time; told in the rows themselves, or in between.
 _LOAD = re.compile(
     r"seq(?:uence|_?len)?s?\b(?!/)|\bctx|context|batch(?!\w*[/ _]?(?:time|ms|sec))|\b(?:mbs|gbs|bs|bsz)\b|resol|\bres\b|im(?:a)?ge?_?size|"

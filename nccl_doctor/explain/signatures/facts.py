@@ -552,7 +552,9 @@ says(
     "clocks.current.sm",
     "clocks.current.gr",
     "temperature.gpu",
-    why="The heading of a table of GPUs with their clocks or heat: nvidia-smi dmon, or a query (of `noheader` the command itself).",
+    "#Entity {}SMCLK",
+    "#Entity {}GPUTL",
+    why="The heading of a table of GPUs with their clocks or heat: nvidia-smi dmon, dcgmi dmon, or a query (of `noheader` the command itself).",
     where=lambda groups, line: " pclk" in line or " tviol" in line if "# gpu" in line else "," in line or "  " in line,
     rows=96,  # of a few hosts with eight GPUs each
 )

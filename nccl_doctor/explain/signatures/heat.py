@@ -26,6 +26,17 @@ says(
     every=True,
 )
 says(
+    "asked-in-full",
+    "Gpu {}: {load:int} %",
+    "SM {}: {mhz:int} MHz",
+    "GPU Current Temp {}: {now:int} C",
+    "GPU Slowdown Temp {}: {slowdown:int} C",
+    "GPU T.Limit Temp {}: {margin:int} C",
+    sampled=True,
+    every=True,
+    why="nvidia-smi -q: a GPU's load, its clock (and below it the highest one), its heat, and how far it is from slowing down.",
+)
+says(
     "gpu-listed",
     "C, {} % |",
     "C, {} W |",

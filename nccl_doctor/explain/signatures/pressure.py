@@ -45,6 +45,15 @@ says(
     every=True,
     why="top: in what part of the time the host's cores had nothing to do but wait for disks.",
 )
+CPU_TIMES = re.compile(r"Cpu\(s\):.*?(\d+(?:\.\d+)?)[ %]*id,.*?(\d+(?:\.\d+)?)[ %]*st")
+says(
+    "cpu-times",
+    "Cpu(s):",
+    sampled=True,
+    every=True,
+    why="top: what part of the cores' time was idle, and what part the hypervisor gave to others.",
+    where=lambda groups, line: CPU_TIMES.search(line) is not None,
+)
 says(
     "avg-cpu",
     "avg-cpu: {}%iowait",
@@ -87,6 +96,13 @@ says(
     sampled=True,
     why="taskset, PyTorch or Slurm: which cores, or how many, a process has.",
     where=lambda groups, line: groups["cores"].isdigit() and ("list" in line or groups["cores"] == "1"),
+)
+says(
+    "round-trip",
+    "rtt min/avg/max/mdev = {least:num}/{usual:num}/",
+    "round-trip min/avg/max = {least:num}/{usual:num}/",
+    sampled=True,
+    why="ping: how long an answer took, in ms.",
 )
 says(
     "tsc-unstable",
