@@ -11,6 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
 
 _SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*): *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
@@ -75,6 +76,32 @@ def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             cause, (0.62 if data else 0.46) - 0.12 * data * nth - 0.02 * nth, title, proof, set(ranks), slows=True
         )
+
+
+_DATA = re.compile(r"data|load|batch|input", re.IGNORECASE)
+_OF_RANKS = re.compile(r"rank (\d+)")
+
+
+@diagnosis
+def one_is_far_from_the_others(case: Case) -> Iterable[Candidate]:
+    """All ranks, or hosts, report the same numbers, and a few are far from all others: a part of the step that takes longer, or a
+    measured rate that is lower. All others wait for them."""
+    hits = case.hits(SPEAKER_APART)
+    for hit, other in zip(hits[::2], hits[1::2], strict=False):
+        who, name, its, others = (hit.groups[key] for key in ("who", "name", "its", "others"))
+        rank = _OF_RANKS.fullmatch(who)
+        ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who})
+        if "B/s" in name or "b/s" in name:
+            causes: tuple[tuple[str, float], ...] = (("net.slow", 0.68),)
+        elif "FLOP" in name:
+            causes = (("gpu.thermal-power", 0.68),)
+        elif _DATA.search(name):
+            causes = (("app.straggler-timeout", 0.62), ("sys.clock-or-dns-or-fs", 0.48))
+        else:
+            causes = (("gpu.thermal-power", 0.46), ("app.straggler-timeout", 0.44))
+        for cause, strength in causes:
+            title = f"{who} tells {name} {its} where the others tell {others}"
+            yield Candidate(cause, strength, title, [hit, other], ranks, hosts, slows=True)
 
 
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")

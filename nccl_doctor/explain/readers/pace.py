@@ -25,7 +25,7 @@ _OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
 _UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*)(?![\w/%-]|\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
@@ -76,10 +76,7 @@ class Shift(msgspec.Struct, frozen=True):
 
 def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterator[Shift]:
     """Where the rows among these numbered lines slowed down for good, so many times, unless what they have to do changed."""
-    shapes: dict[bytes, list[int]] = {}
-    for index, (_, raw) in enumerate(lines):
-        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
-    for shape, found in shapes.items():
+    for shape, found in by_shape(lines).items():
         if len(found) < 2 * FEWEST:
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
@@ -90,23 +87,31 @@ def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterat
             yield from _of_rows(names, [lines[index] for index in found], lines, slower)
 
 
+def by_shape(lines: Sequence[tuple[int, bytes]]) -> dict[bytes, list[int]]:
+    """The indices of lines that are alike apart from their numbers."""
+    shapes: dict[bytes, list[int]] = {}
+    for index, (_, raw) in enumerate(lines):
+        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
+    return shapes
+
+
 def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> list[str]:
     """What the numbers of these rows are called, if one of them tells a pace; else nothing."""
-    text = _text(lines[first][1])
+    text = text_of(lines[first][1])
     if bare:
-        names = _columns(lines, first, len(_NUMBER.findall(text)))
+        names = _columns(lines, first, len(NUMBER.findall(text)))
     elif len(text) > 1000 or " NCCL " in text or not _MAY_TELL.search(text):
         return []
     else:
         unit = " ms" if "time (ms)" in text else ""
-        names = [_name(text, found) + unit for found in _NUMBER.finditer(text)]
+        names = [name_of(text, found) + unit for found in NUMBER.finditer(text)]
     return names if any(any(_kinds(name)) for name in names) and not SERVES.search(text) else []
 
 
 def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
     """The headings above a table's first row, one for each number."""
     for _, raw in reversed(lines[max(0, first - 2) : first]):
-        text = _text(raw)
+        text = text_of(raw)
         cells = re.split(r"\s*[|,\t]\s*|\s{2,}", text.strip(" |#\t"))
         if len(cells) != count:
             cells = text.strip(" |#").split()
@@ -115,7 +120,7 @@ def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list
     return []
 
 
-def _name(text: str, number: re.Match[str]) -> str:
+def name_of(text: str, number: re.Match[str]) -> str:
     """Key and unit of one number of a row."""
     key = _KEY.search(text, max(0, number.start() - 48), number.start())
     unit = _UNIT.match(text, number.end())
@@ -134,7 +139,7 @@ def _kinds(name: str) -> tuple[bool, bool, bool]:
 def _of_rows(
     names: list[str], rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]], slower: float
 ) -> Iterator[Shift]:
-    values = [_NUMBER.findall(_text(raw)) for _, raw in rows]
+    values = [NUMBER.findall(text_of(raw)) for _, raw in rows]
     rows = [row for row, found in zip(rows, values, strict=True) if len(found) == len(names)]
     values = [found for found in values if len(found) == len(names)]
     if len(values) < 2 * FEWEST:
@@ -145,7 +150,7 @@ def _of_rows(
 
     def columns(kind: int) -> list[tuple[str, list[float]]]:
         wanted = [at for at, name in enumerate(names) if _kinds(name)[kind]]
-        return [(names[at], [_value(found[at]) for found in values]) for at in wanted]
+        return [(names[at], [value_of(found[at]) for found in values]) for at in wanted]
 
     paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns(_OF_RATE)]
     paces += columns(_OF_STEP)
@@ -157,13 +162,13 @@ def _of_rows(
         at = _level_left(cells, slower, least)
         if at is None:
             continue
-        others = [(told, [_value(found[place]) for found in values]) for place, told in enumerate(names)]
+        others = [(told, [value_of(found[place]) for found in values]) for place, told in enumerate(names)]
         if _more_to_do(others, at, rows, lines):
             continue
         before, after = _medians(cells, at)
         if _kinds(name)[_OF_RATE]:
             before, after = 1 / before, 1 / after
-        told = {"name": name, "before": _short(before), "after": _short(after)}
+        told = {"name": name, "before": short(before), "after": short(after)}
         yield Shift((rows[at - 1], rows[at], rows[-1]), told | _blamed(parts, at))
         return
 
@@ -227,12 +232,14 @@ def _more_to_do(
             return True
     first, last = rows[max(0, at - 2)][0], rows[at][0]
     shape = rows[at][1].translate(None, _DIGITS)
-    between = [_text(raw) for number, raw in lines if first <= number <= last and raw.translate(None, _DIGITS) != shape]
+    between = [
+        text_of(raw) for number, raw in lines if first <= number <= last and raw.translate(None, _DIGITS) != shape
+    ]
     if any(_CHANGED.search(text) for text in between):
         return True
     sizes: dict[str, set[str]] = {}
     for _, raw in lines:
-        for name, size in _SIZE.findall(_text(raw)):
+        for name, size in _SIZE.findall(text_of(raw)):
             sizes.setdefault(name.lower(), set()).add(size)
     return any(len(told) > 1 for told in sizes.values())
 
@@ -242,7 +249,7 @@ def _counts_up(cells: list[float]) -> bool:
     return all(later > earlier for earlier, later in itertools.pairwise(cells))
 
 
-def _value(cell: str) -> float:
+def value_of(cell: str) -> float:
     """A number as programs print it: "11,906" has thousands."""
     try:
         return float(cell.replace(",", ""))
@@ -250,9 +257,11 @@ def _value(cell: str) -> float:
         return 0.0  # a date or version: it tells no pace
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """A number as titles tell it."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _text(raw: bytes) -> str:
+def text_of(raw: bytes) -> str:
+    """A line as text."""
     return raw.decode("utf-8", "replace").rstrip().replace('\\"', '"')  # inside of a record of JSON
