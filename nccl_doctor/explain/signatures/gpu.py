@@ -445,3 +445,24 @@ says(
     title="ranks of one host report the same GPU number to torch's symmetric memory",
     why="Two ranks use one GPU, or each sees its own as number 0: CUDA_VISIBLE_DEVICES is set per rank, or set_device was not called. All GPUs visible to all ranks, each with its own number, is what it needs.",
 )
+
+says(
+    "gpu-process",
+    " C {}MiB |",
+    "GPU-{}, {pid:int}, {program}, {used:int} MiB",
+    sampled=True,
+    every=True,
+    why="nvidia-smi: a process that computes on a GPU, and the memory that it has there.",
+)
+says(
+    "gpu-process-table",
+    "# gpu {}pid {}type",
+    rows=64,
+    why="The heading of nvidia-smi pmon: what part of a GPU's time each process has.",
+)
+says(
+    "process-table",
+    " PID {}PPID ",
+    rows=48,
+    why="The heading of ps, with the parent of each process.",
+)
