@@ -327,21 +327,19 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
+_PING = re.compile(r"\bping6? .*-s ?(?P<size>\d+)|\bPING \S+ .*\((?P<whole>\d+)\) ")
+_SMALLEST_MTU = 1280  # bytes, IPv6's (RFC 8200): what is smaller passes every path that works at all
+
+
 @diagnosis
 def large_packets_lost(case: Case) -> Iterable[Candidate]:
     """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
-    probes = [hit for hits in case.summary.heads.values() for hit in hits] if case.has("ping-loss") else []
-    probes += [hit for hit in case.tail if "ping " in hit.text] if case.has("ping-loss") else []
-    big = [hit for hit in probes if re.search(r"ping .*-s (\d{4,5})", hit.text)]
-    for hit in probes:
-        if re.search(r"ping .*(?:-M do|-s) ", hit.text):
-            yield Candidate(
-                "net.mtu",
-                0.85,
-                "large packets do not pass between the hosts",
-                [hit, *case.hits("ping-loss")[:2], *big[:2]],
-            )
-            return
+    lost = case.hits("ping-loss")
+    probes = [*(hit for hits in case.summary.heads.values() for hit in hits), *case.tail] if lost else []
+    big = [hit for hit in probes if (ping := _PING.search(hit.text)) and int(ping["size"] or ping["whole"]) > _SMALLEST_MTU]
+    if big:
+        yield Candidate("net.mtu", 0.85, "large packets do not pass between the hosts", [*big[:2], *lost[:2]])
+        return
     values = {
         hit.groups["mtu"]
         for hit in case.hits("ip-link-mtu")
