@@ -71,7 +71,7 @@ says(
 )
 says(
     "too-many-files",
-    "Too many open files",
+    "oo many open files",
     "EMFILE",
     "received 0 items of ancdata",
     "Errno 24",
@@ -94,7 +94,7 @@ says(
     "cgroup: fork rejected by pids controller",
     "RLIMIT_NPROC",
     "system limit exceeded on number of processes that can be started",  # Open MPI
-    "Resource temporarily unavailable",
+    "esource temporarily unavailable",
     cause="sys.threads",
     strength=0.93,
     title="no more threads or processes can be created (EAGAIN)",
@@ -250,7 +250,7 @@ says(
 # --- disks and file systems
 says(
     "disk-full",
-    "No space left on device",
+    "o space left on device",
     "isk quota exceeded",
     "ENOSPC",
     "file write failed",
@@ -319,11 +319,11 @@ _UNWELL = re.compile(
 )
 says(
     "fs-trouble",
-    "Stale file handle",
+    "tale file handle",
     "nfs: server {server} not responding",
     "not responding, still trying",
-    "Input/output error",
-    "Transport endpoint is not connected",
+    "nput/output error",
+    "ransport endpoint is not connected",
     "LustreError",
     "Lustre: {}was evicted",
     "soft lockup",
@@ -359,7 +359,7 @@ says(
     "No locks available",
     "Errno 37]",
     "nable to lock file",
-    "Read-only file system",
+    "ead-only file system",
     "Errno 30]",
     "Text file busy",
     "Device or resource busy: '.nfs",

@@ -222,6 +222,12 @@ def test_who_speaks_is_named_after_what_is_wrong() -> None:
     assert [cause.id for cause in got.causes][:2] == ["net.peer-lost", "net.plugin"]
 
 
+def test_the_level_of_a_line_is_no_infinite_number() -> None:
+    line = "{} frobd.2 failed, marked out"
+    assert topics.named(line.format("[INF]")) == topics.named(line.format("[WRN]"))
+    assert "app.nan-or-data" in topics.named("step 7 failed: the loss is inf")[0]
+
+
 def test_words_do_not_lift_a_cause_over_a_verdict() -> None:
     told = Candidate("net.plugin", 0.49, "told", [Hit("told", "log", 1, "it failed")])
     words = Candidate("net.plugin", 0.36, "words", [Hit("error-line", "log", 2, "ucx")], vague=True)
