@@ -336,7 +336,9 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
     """Hand-made probes: large pings are lost where small ones pass; or interfaces of the job have different MTUs."""
     lost = case.hits("ping-loss")
     probes = [*(hit for hits in case.summary.heads.values() for hit in hits), *case.tail] if lost else []
-    big = [hit for hit in probes if (ping := _PING.search(hit.text)) and int(ping["size"] or ping["whole"]) > _SMALLEST_MTU]
+    big = [
+        hit for hit in probes if (ping := _PING.search(hit.text)) and int(ping["size"] or ping["whole"]) > _SMALLEST_MTU
+    ]
     if big:
         yield Candidate("net.mtu", 0.85, "large packets do not pass between the hosts", [*big[:2], *lost[:2]])
         return

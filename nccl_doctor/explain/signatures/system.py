@@ -312,7 +312,7 @@ says(
     why="A function of the GPU's driver in a kernel stack.",
 )
 # Names that also stand in lines of a sound mount
-_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph")
+_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph|ceph: mds")
 _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
@@ -335,8 +335,6 @@ says(
     "I/O error",
     "mmfs",
     "GPFS",
-    "EXT4-fs error",
-    "XFS {}: {}error",
     "Errno 5]",
     "Errno 116",
     "Connection to {} (at {}) was lost; in progress operations using this service",
@@ -344,15 +342,8 @@ says(
     "Host is down",
     "Errno 107",
     "Errno 121",
-    "ceph: mds{}hung",
+    "ceph: mds",
     "libceph",
-    "nvme nvme{}: controller is down",
-    "nvme nvme{}timeout, aborting",
-    "nvme nvme{}: Removing after probe failure",
-    "Remounting filesystem read-only",
-    "medium error, dev ",
-    "Shutting down filesystem",
-    "Disk failure on {disk:word}",
     "beegfs: disabled connection",
     "Disk lease period expired ",  # GPFS
     "unmounted by the system",
@@ -373,7 +364,6 @@ says(
     "filelock{}Timeout",
     "Lock {} could not be acquired",
     "Timeout: The file lock",
-    "Structure needs cleaning",
     "Errno 74]",
     "nfs4_reclaim",
     "NFS: state manager",
@@ -395,6 +385,56 @@ says(
     ),
 )
 
+says(
+    "disk-fails",
+    # Linux: drivers/nvme/host/pci.c and core.c, block/blk-core.c, and the file systems' own words; read 2026-11
+    "nvme nvme{}: controller is down",
+    "nvme nvme{}timeout, aborting",
+    "nvme nvme{}timeout, reset controller",
+    "nvme nvme{}timeout, disable controller",
+    "nvme nvme{}Device not ready; aborting",
+    "nvme nvme{}: Removing after probe failure",
+    "nvme nvme{}: Disabling device after reset failure",
+    "medium error, dev ",
+    "critical target error, dev ",
+    "rejecting I/O to offline device",
+    "I/O error, dev {disk:word}, sector",
+    "uffer I/O error on dev",
+    "Disk failure on {disk:word}",  # md
+    "EXT4-fs error",
+    "EXT4-fs ({disk:word}): Remounting filesystem read-only",
+    "Aborting journal on device",
+    "XFS {}: {}error",
+    "XFS ({disk:word}): {}Shutting down filesystem",
+    "XFS ({disk:word}): log I/O error",
+    "Structure needs cleaning",
+    cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.disk",
+    strength=0.82,
+    title="a disk of the host, or the file system on it, fails",
+    why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
+)
+says(
+    "storage-cluster-unwell",
+    # Ceph's health checks, in its log and of `ceph health detail` (docs.ceph.com, health checks; read 2026-11)
+    " slow ops, oldest one blocked for",
+    "slow metadata IOs",
+    " osds down",
+    " osds) down",
+    "failing to respond to capability release",
+    "filesystem is degraded",
+    "filesystem is offline",
+    "Reduced data availability: ",
+    # Gluster's client
+    "All subvolumes are down. Going offline",
+    "has not responded in the last {seconds:int} seconds, disconnecting",
+    "Client-quorum is not met",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.72,
+    title="the storage cluster (Ceph, Gluster) is not well: reads and writes wait for it",
+    why="Its own log says that servers are down or do not answer in time. Files there are the ones that programs wait for; without it their own lines tell.",
+    where=lambda groups, line: not re.search(r"cleared:| 0 (?:slow ops|osds)", line),
+)
 says(
     "clock-refused",
     "RequestTimeTooSkewed",

@@ -228,6 +228,16 @@ def test_the_level_of_a_line_is_no_infinite_number() -> None:
     assert "app.nan-or-data" in topics.named("step 7 failed: the loss is inf")[0]
 
 
+def test_a_disk_of_the_host_is_no_shared_file_system() -> None:
+    lost = explain_text("[118.9] nvme nvme1: Removing after probe failure status: -19\n").causes[0]
+    assert lost.playbook == "sys.clock-or-dns-or-fs.disk"
+    served = explain_text("[118.9] nfs: server data1 not responding, still trying\n").causes[0]
+    assert served.playbook == "sys.clock-or-dns-or-fs"
+    assert not explain_text(
+        "cluster [INF] Health check cleared: SLOW_OPS (was: 2 slow ops, oldest one blocked for 9 sec)\n"
+    ).causes
+
+
 def test_words_do_not_lift_a_cause_over_a_verdict() -> None:
     told = Candidate("net.plugin", 0.49, "told", [Hit("told", "log", 1, "it failed")])
     words = Candidate("net.plugin", 0.36, "words", [Hit("error-line", "log", 2, "ucx")], vague=True)
