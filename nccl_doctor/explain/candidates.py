@@ -99,6 +99,7 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     failed += case.hits(
         "watchdog-timeout", "watchdog-down", "monitored-barrier", *(_CRASHED if "STEP" in hit.text else ())
     )
+    failed += case.hits("slurm-pmix-connect", "slurm-wireup", "slurm-cgroup")
     failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
     return any(item.file == hit.file and item.line < hit.line for item in failed)
 

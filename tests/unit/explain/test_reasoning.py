@@ -1505,6 +1505,8 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert "restart it" in lost.fixes[0].text
     refused = explain_text("error: Munge decode failed: Invalid credential\n").causes[0]
     assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
+    step = "slurmstepd: error: unable to add pids to '/sys/fs/cgroup/cpuset/slurm/job_7/step_0'\n"
+    assert explain_text(step).causes[0].playbook == "sys.container.cgroup"
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
 
