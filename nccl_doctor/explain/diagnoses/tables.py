@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
@@ -438,9 +440,21 @@ _TESTS: tuple[tuple[str, str], ...] = (
 )
 
 
+_NEXT_TEST = re.compile(r"\|\s*(?!Warning|Error)\w|\+--")
+
+
+def _cells_below(case: Case, hit: Hit) -> list[Hit]:
+    """The lines below a row of dcgmi diag that say what failed in the same test."""
+    rows = [row for row in case.hits("dcgm-row-rows") if row.file == hit.file and row.line > hit.line]
+    return list(itertools.takewhile(lambda row: not _NEXT_TEST.match(row.text.strip()), rows))
+
+
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
-    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node.
+
+    What dcgmi diag says below a test counts more than the test's name: any test fails where CUDA does not start.
+    """
     # Judged with the date that stands beside.
     listed = {place(row) for row in case.hits("sinfo-reasons-rows") if _SINFO.match(row.text)}
     for hit in case.hits("node-check", "dcgm-row"):
@@ -448,16 +462,15 @@ def node_check(case: Case) -> Iterable[Candidate]:
             continue
         dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
-        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        detail = _cells_below(case, hit) if dcgm else []
+        said = "".join(row.text.split("|")[2][1:-1] for row in detail if row.text.count("|") > 2)  # cut in mid-word
+        cause = topics.beneath(said) or cause_of(text, _TESTS if dcgm else REASONS)
         if cause:
-            detail = [
-                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
-            ]
             yield Candidate(
                 cause,
                 0.64 if "| Warning" in hit.text else 0.84,
-                f"a node health check failed: {' '.join(text.split())[:100]}",
-                [hit, *(detail if dcgm else ())],
+                f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}",
+                [hit, *detail],
                 hosts=hosts_of([hit]),
             )
             return

@@ -35,7 +35,7 @@ says(
     "system {}| Warning",
     why="A row of dcgmi diag or dcgmi health that failed; its first cell names the test, the lines below say what was found.",
     where=lambda groups, line: re.search(r"\|\s*(?:Fail(?:ure)?|Warning)\b", line) is not None,
-    rows=3,
+    rows=8,
 )
 says(
     "pcie-width",
