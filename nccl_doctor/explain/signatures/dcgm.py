@@ -115,6 +115,15 @@ says(
     why="A write from one GPU to another did not arrive as written.",
 )
 says(
+    "dcgm-exporter-ends",
+    'level=fatal msg="Failed to watch metrics: {error}"',
+    'level=fatal msg="Error watching fields: {error}"',
+    cause="unrelated",
+    strength=0.62,
+    title="dcgm-exporter ends ({error}): this node has no metrics, and jobs do not need them",
+    why="Monitoring alone: profiling metrics are not for this GPU, a second exporter or a profiler holds them, or DCGM's module does not fit the driver.",
+)
+says(
     "dcgm-pcie",
     "is running at PCI link generation {have:int}, which is below",
     "is running at PCI link width {have}, which is below",

@@ -90,6 +90,7 @@ says(
     "requested number of devices unavailable for nvidia.com/{resource:word}",
     "requested number of GPUs unavailable. ",
     "device marked unhealthy",
+    "cannot allocate unhealthy devices nvidia.com/{resource:word}",
     cause="gpu.not-visible",
     strength=0.74,
     title="the node has fewer healthy GPUs than it should: its device plugin hands out no more",

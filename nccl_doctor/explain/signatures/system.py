@@ -155,6 +155,7 @@ says(
     "exceeds memory limit",
     "Detected {count:int} oom",
     "OOM Killed",
+    "runtime.OOMController",  # Talos's own
     "OOM killed",
     "exceeded virtual memory limit",
     "Out Of Memory",
