@@ -440,13 +440,15 @@ _TESTS: tuple[tuple[str, str], ...] = (
 )
 
 
-_NEXT_TEST = re.compile(r"\|\s*(?!Warning|Error)\w|\+--")
-
-
-def _cells_below(case: Case, hit: Hit) -> list[Hit]:
-    """The lines below a row of dcgmi diag that say what failed in the same test."""
+def _cells_below(case: Case, hit: Hit) -> list[tuple[Hit, str]]:
+    """The lines below a row of dcgmi diag that say what failed in the same test, and their words."""
     rows = [row for row in case.hits("dcgm-row-rows") if row.file == hit.file and row.line > hit.line]
-    return list(itertools.takewhile(lambda row: not _NEXT_TEST.match(row.text.strip()), rows))
+    # From the right: what a collector puts before a line may have such strokes too.
+    cells = [(row, row.text.rstrip().rsplit("|", 3)[1:]) for row in rows]
+    below = itertools.takewhile(
+        lambda cell: len(cell[1]) == 3 and cell[1][0].strip() in {"", "Warning", "Error"}, cells
+    )
+    return [(row, said[1:-1]) for row, (_, said, _) in below]
 
 
 @diagnosis
@@ -463,14 +465,14 @@ def node_check(case: Case) -> Iterable[Candidate]:
         dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
         detail = _cells_below(case, hit) if dcgm else []
-        said = "".join(row.text.split("|")[2][1:-1] for row in detail if row.text.count("|") > 2)  # cut in mid-word
+        said = "".join(words for _, words in detail)  # cut in mid-word
         cause = topics.beneath(said) or cause_of(text, _TESTS if dcgm else REASONS)
         if cause:
             yield Candidate(
                 cause,
                 0.64 if "| Warning" in hit.text else 0.84,
                 f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}",
-                [hit, *detail],
+                [hit, *(row for row, _ in detail)],
                 hosts=hosts_of([hit]),
             )
             return

@@ -205,9 +205,10 @@ says(
     "ow socket*core*thread",
     "has low tmp_disk size",
     "Low TmpDisk",
+    "State={}INVALID_REG",  # scontrol show node
     cause="sys.node-failure",
     strength=0.7,
-    title="a node has less memory, CPUs or disk than slurm.conf says: Slurm takes it out of service",
+    title="a node has less memory, CPUs or disk than slurm.conf says, or other ones: Slurm takes it out of service",
     why="A memory module failed, threads were switched off, or the node's line in slurm.conf says more than `slurmd -C` prints there.",
 )
 says(

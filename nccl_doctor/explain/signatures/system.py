@@ -643,6 +643,15 @@ says(
     ),
 )
 says(
+    "enroot-lacks-program",
+    "[ERROR] Command not found: {program:word}",
+    cause="sys.container",
+    page="sys.container.not-started",
+    strength=0.66,
+    title="enroot needs the program {program}, which is not installed on the host",
+    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and curl, jq and zstd fetch it.",
+)
+says(
     "container-name-taken",
     'Conflict. The container name "{name}" is already in use by container',
     cause="unrelated",
