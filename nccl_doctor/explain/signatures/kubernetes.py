@@ -68,6 +68,7 @@ says(
     "Multi-Attach error for volume",
     "AttachVolume.Attach failed",
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.not-mounted",
     strength=0.74,
     title="a volume or file system could not be mounted",
     why="Without its volume the pod or job cannot start; its peers wait for it.",
