@@ -65,7 +65,7 @@ TOPICS: dict[str, str] = {
     "app.collective-mismatch": r"mismatch.*collective|collective.*mismatch|fingerprint|desync|incorrect receive info|truncated",
     "app.ddp-unused-params": r"unused param|did not receive grad|find_unused",
     "app.dataloader-worker": r"dataloader|data loader worker",
-    "app.nan-or-data": r"\bnan\b|\binf\b|overflow|loss scale|(?<!memory )corrupt|truncated",
+    "app.nan-or-data": r"\bnan\b|(?-i:\b[Ii]nf\b)|overflow|loss scale|(?<!memory )corrupt|truncated",
     "app.uneven-inputs": r"batches|uneven|exhausted|stopiteration",
     "env.bad-nccl-var": r"(?-i:\b(?:TORCH_)?NCCL_(?!DEBUG|ERROR)[A-Z_]+\b(?!\())",
 }

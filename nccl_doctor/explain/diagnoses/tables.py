@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
@@ -529,9 +531,23 @@ _TESTS: tuple[tuple[str, str], ...] = (
 )
 
 
+def _cells_below(case: Case, hit: Hit) -> list[tuple[Hit, str]]:
+    """The lines below a row of dcgmi diag that say what failed in the same test, and their words."""
+    rows = [row for row in case.hits("dcgm-row-rows") if row.file == hit.file and row.line > hit.line]
+    # From the right: what a collector puts before a line may have such strokes too.
+    cells = [(row, row.text.rstrip().rsplit("|", 3)[1:]) for row in rows]
+    below = itertools.takewhile(
+        lambda cell: len(cell[1]) == 3 and cell[1][0].strip() in {"", "Warning", "Error"}, cells
+    )
+    return [(row, said[1:-1]) for row, (_, said, _) in below]
+
+
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
-    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node.
+
+    What dcgmi diag says below a test counts more than the test's name: any test fails where CUDA does not start.
+    """
     # Judged with the date that stands beside.
     listed = {place(row) for row in case.hits("sinfo-reasons-rows") if _SINFO.match(row.text)}
     for hit in case.hits("node-check", "dcgm-row"):
@@ -539,16 +555,15 @@ def node_check(case: Case) -> Iterable[Candidate]:
             continue
         dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
-        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        detail = _cells_below(case, hit) if dcgm else []
+        said = "".join(words for _, words in detail)  # cut in mid-word
+        cause = topics.beneath(said) or cause_of(text, _TESTS if dcgm else REASONS)
         if cause:
-            detail = [
-                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
-            ]
             yield Candidate(
                 cause,
                 0.64 if "| Warning" in hit.text else 0.84,
-                f"a node health check failed: {' '.join(text.split())[:100]}",
-                [hit, *(detail if dcgm else ())],
+                f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}",
+                [hit, *(row for row, _ in detail)],
                 hosts=hosts_of([hit]),
             )
             return

@@ -92,6 +92,26 @@ says(
     why="Now and then it is only late. If it goes on the GPU needs a reset, mostly of the whole host.",
 )
 says(
+    "device-silent-after-reset",
+    "not ready {time:int}ms after {step}; giving up",  # the kernel's PCI code
+    cause="gpu.fell-off-bus",
+    strength=0.62,
+    title="a PCIe device does not answer after it was reset ({step})",
+    why="The kernel waited a minute for it. Mostly a GPU (or an NVMe disk) that only a power cycle brings back, or one that a VM's host resets wrongly.",
+    where=lambda groups, line: not re.search(r"\b(?:nvme|mlx\d)\w* ", line),
+)
+says(
+    "gaudi-silent",
+    "habanalabs {device}: Failed to communicate with Device CPU",
+    "habanalabs {device}: Device heartbeat failed",
+    "habanalabs {device}: Failed to initialize {name}. Device is NOT usable",
+    "habanalabs {device}: Failed to initialize {name}. Device {pci} is NOT usable",
+    cause="gpu.fell-off-bus",
+    strength=0.9,
+    title="a Gaudi accelerator does not answer its driver",
+    why="The device's own processor is silent, so that the driver does not use the device. Mostly a reset or a power cycle of the host brings it back; else it is to be replaced.",
+)
+says(
     "mig-refused",
     "Failed to display GPU instances: Insufficient Permissions",
     "Failed to display compute instances: Insufficient Permissions",

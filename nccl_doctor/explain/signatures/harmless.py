@@ -93,6 +93,16 @@ says(
     why="DCGM's exporter or dcgmi does not reach nv-hostengine (restarted, or without a GPU's driver): monitoring has no values. Jobs do not need it.",
 )
 says(
+    "dcgm-without-profiling",
+    "Profiling is not supported for this group of GPUs",
+    "[[Profiling]] ",
+    "Failed to load module 8 [",
+    "DCGM_PROFILING_SR_{call:word} failed with",
+    "Skipping loading of module 8 in status",
+    role=H,
+    why="DCGM's metrics for profiling (DCGM_FI_PROF_*): not for this GPU, or a profiler or second exporter holds them (`dcgmi profile --pause`). Jobs do not need them.",
+)
+says(
     "dcgm-without-switches",
     "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
     "[[NvSwitch]] Not attached to NvSwitches",

@@ -566,6 +566,24 @@ says(
     why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
 )
 says(
+    "adapter-driver-not-loaded",
+    "Failed loading kernel module {module:word}:",  # openibd
+    "Loading Mellanox {module:word} HCA driver{}FAILED",
+    "could not insert '{module:word}'",  # modprobe
+    "could not insert module {module:word}",  # insmod
+    cause="ib.device-not-found",
+    page="ib.device-not-found.no-driver",
+    strength=0.86,
+    title="the adapter's driver cannot be loaded ({module})",
+    why="It was not built for this kernel, does not fit the other modules (a mix of MLNX_OFED and the kernel's own), Secure Boot refuses it, or another module holds the old one. dmesg says which.",
+    where=lambda groups, line: (
+        re.match(
+            r"(?:mlx[45]|ib_core|ib_uverbs|rdma_ucm|irdma|bnxt_re|efa\b|hns_roce)", groups["module"], re.IGNORECASE
+        )
+        is not None
+    ),
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",

@@ -121,6 +121,20 @@ says(
     why="CUDA's bandwidthTest: what a GPU exchanges with the host.",
 )
 says(
+    "pause-storm",
+    # SONiC (orchagent/pfcwdorch.cpp) and its `show pfcwd stats`
+    "PFC Watchdog detected PFC storm on port {port:word}",
+    "Ethernet{port:int}:{queue:int} {}stormed",
+    "Got PFC {frames:int} frame(s) on lossy queue {queue:int} port {port:word}",
+    "tx_pause_storm_error_events: {count:int}",  # ethtool -S of mlx5
+    cause="ib.retry-exceeded",
+    strength=0.7,
+    title="a switch or adapter reports a storm of PFC pause frames: RoCE traffic of that queue is held, then dropped",
+    why="A host that takes its packets too slowly, or hangs, has its port send pause frames without end; a switch's watchdog then drops the lossless "
+    "queue. On a queue that is lossy here, the two ends count different priorities as lossless.",
+    where=lambda groups, line: groups.get("count") != "0",
+)
+says(
     "perftest-table",
     "BW average[{unit}]",
     why="The heading of perftest's results (ib_write_bw and its kin).",

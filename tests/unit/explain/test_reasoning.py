@@ -16,7 +16,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import candidates, trouble
+from nccl_doctor.explain import candidates, topics, trouble
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
@@ -218,6 +218,22 @@ def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeyp
 def test_who_speaks_is_named_after_what_is_wrong() -> None:
     got = explain_text("nixl frob 77: ERROR ECONNRESET\n")
     assert [cause.id for cause in got.causes][:2] == ["net.peer-lost", "net.plugin"]
+
+
+def test_the_level_of_a_line_is_no_infinite_number() -> None:
+    line = "{} frobd.2 failed, marked out"
+    assert topics.named(line.format("[INF]")) == topics.named(line.format("[WRN]"))
+    assert "app.nan-or-data" in topics.named("step 7 failed: the loss is inf")[0]
+
+
+def test_a_disk_of_the_host_is_no_shared_file_system() -> None:
+    lost = explain_text("[118.9] nvme nvme1: Removing after probe failure status: -19\n").causes[0]
+    assert lost.playbook == "sys.clock-or-dns-or-fs.disk"
+    served = explain_text("[118.9] nfs: server data1 not responding, still trying\n").causes[0]
+    assert served.playbook == "sys.clock-or-dns-or-fs"
+    assert not explain_text(
+        "cluster [INF] Health check cleared: SLOW_OPS (was: 2 slow ops, oldest one blocked for 9 sec)\n"
+    ).causes
 
 
 def test_words_do_not_lift_a_cause_over_a_verdict() -> None:
@@ -1487,6 +1503,8 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert "restart it" in lost.fixes[0].text
     refused = explain_text("error: Munge decode failed: Invalid credential\n").causes[0]
     assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
+    step = "slurmstepd: error: unable to add pids to '/sys/fs/cgroup/cpuset/slurm/job_7/step_0'\n"
+    assert explain_text(step).causes[0].playbook == "sys.container.cgroup"
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
 
