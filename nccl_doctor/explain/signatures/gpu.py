@@ -261,6 +261,8 @@ says(
     "HIP error: out of memory",
     "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
+    "XPU out of memory",
+    "_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Level Zero's and SYCL's
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "OOM when allocating tensor with shape",
@@ -379,6 +381,7 @@ says(
     "nvidia-smi: {}Unknown Error",
     "severity=Uncorrected (Fatal)",
     "device lost",
+    "_RESULT_ERROR_DEVICE_LOST",  # Level Zero's and SYCL's
     "NVRM: GPU {pci} is lost",
     "GPU is inaccessible",
     "Reset required",

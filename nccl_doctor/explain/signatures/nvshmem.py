@@ -144,6 +144,16 @@ says(
     why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
 )
 says(
+    "deepep-device-assert",
+    "Assertion failed: {place}, condition: {condition}",
+    role=Role.SYMPTOM,
+    cause="gpu.illegal-access",
+    strength=0.44,
+    fold="assertions of a kernel of DeepEP or DeepGEMM",
+    title="a kernel's own assertion failed on the GPU: {condition}",
+    why="It says what the kernel found, not who brought it there: a rank that failed or was left out, other arguments on another rank, or data that arrived in another order than the kernel counts on (adaptive routing).",
+)
+says(
     "openshmem-transport",
     "] ERROR: Transport init failed",
     "] ERROR: transport_none.h:{line:int}: shmem_transport",

@@ -19,6 +19,7 @@ says(
     "Decode instance could be dead",
     "NIXL_ERR_REMOTE_DISCONNECT",
     "nixlRemoteDisconnectError",
+    "etadata for remote agent '{agent}' not found",
     "NIXL transfer failure{}type: handshake_failed",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
@@ -201,6 +202,16 @@ says(
     where=lambda groups, line: not re.search("Bad address|Cannot allocate memory", line),
 )
 says(
+    "mooncake-tcp-gpu",
+    "ession::writeBody failed. Error: Bad address",
+    "ession::readBody failed. Error: Bad address",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.76,
+    title="Mooncake's TCP transport was given GPU memory, which its build does not know",
+    why="EFAULT: a socket cannot send what is not host memory. A Mooncake built with CUDA (USE_CUDA=ON) copies it first; RDMA or NIXL need no copy.",
+)
+says(
     "mooncake-handshake",
     "SocketHandShakePlugin: connect()",
     "Failed to exchange handshake description",
@@ -241,7 +252,7 @@ says(
     "engine-start-timeout",
     "Did not receive response from front-end process within",
     "Timed out waiting for engine core processes to start",
-    "Timed out waiting for engines to send initial message",
+    "Timed out waiting for engines to send",
     role=Role.SYMPTOM,
     cause="app.straggler-timeout",
     strength=0.36,

@@ -717,11 +717,122 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "n1:1:1 [0] NCCL INFO Bootstrap : Using [0]docker0:172.17.0.1<0>\nn2:1:1 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.2<0>\n"
             "n2:1:1 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40000> failed : No route to host",
         ),
+        (
+            "oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
+            "2026:02:03-08:00:01:(  71) |CCL_WARN| pidfd is not supported, fallbacks to drmfd exchange mode\n"
+            "2026:02:03-08:00:01:(  71) |CCL_ERROR| ze_fd_manager.cpp:214 fill_device_fds: condition fds[dev_idx] > 0 failed\n"
+            "open failed: fd: -1, errno: No such file or directory",
+        ),
+        (
+            "a GPU cannot open the memory of another one (Level Zero IPC)",
+            "RuntimeError: oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_INVALID_ARGUMENT",
+        ),
+        (
+            "a GPU ran out of memory",
+            "RuntimeError: oneCCL: ze_call.cpp:43 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        ),
+        (
+            "oneCCL (Intel's collectives) reports an error: can not open network providers",
+            "RuntimeError: oneCCL: atl_ofi_comm.cpp:88 init_transport: EXCEPTION: can not open network providers",
+        ),
+        (
+            "a GPU is gone or needs a reset",
+            "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+        ),
+        (
+            "vLLM's or SGLang's own all-reduce cannot open the memory of another GPU",
+            "Failed: Cuda error /build/csrc/custom_all_reduce.cuh:512 'invalid argument'",
+        ),
+        (
+            "an all-reduce that needs NVLink multicast (NVLS) was chosen for GPUs that have none",
+            "[rank1]: RuntimeError: [McastDeviceMemory] Device does not support multicasting.",
+        ),
+        (
+            "UCX, or the MPI above it, read GPU memory as if it were the host's",
+            "[gpu7:8812:0:8812] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f2a40000000)\n"
+            "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]",
+        ),
+        (
+            "Mooncake's TCP transport was given GPU memory, which its build does not know",
+            "E0203 08:00:01.120000  812 tcp_transport.cpp:136] Session::writeBody failed. Error: Bad address (value: 14), total_transferred_bytes_: 0",
+        ),
+        (
+            "an NPU's network port is down",
+            "[rank4]: EI0009: [PID: 812] Device 4 transport init error. Reason: The network port is down.",
+        ),
+        (
+            "HCCL could not allocate memory of an NPU",
+            "EI0007: [PID: 812] Failed to allocate resource DeviceMemory with info size:1073741824. Reason: Resources are exhausted.",
+        ),
+        (
+            "peer-to-peer between the NPUs of a host fails",
+            "EI0010: [PID: 812] P2P communication failed. Reason: no link between devices 0 and 4.",
+        ),
+        (
+            "HCCL cannot listen on its port: another process, mostly of an earlier job, holds it",
+            "EI0020: [PID: 812] Failed to enable listening for the NPU network adapter socket. Reason: the port is taken.",
+        ),
+        (
+            "HCCL refuses a variable, an argument or the rank table",
+            "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (
+            "app.straggler-timeout",
+            "(ApiServer_0 pid=8) TimeoutError: Timed out waiting for engines to sendinitial message on input socket.",
+        ),
+        (
+            "gpu.illegal-access",
+            "Assertion failed: /mnt/fs/DeepEP/csrc/kernels/internode_ll.cu:259, condition: num_recv_tokens != 0",
+        ),
+        (
+            "net.peer-lost",
+            "E0203 08:06:26.7    43 nixl_agent.cpp:866] createXferReq: metadata for remote agent 'a7' not found",
+        ),
+        (
+            "ib.qp-connect",
+            "EI0009: [PID: 8] Transport init error. Reason: [Create][DestLink]Create Dest error! createLink para:rank[1], dst_rank[0]",
+        ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/j/train.py", line 8, in step\n    dist.all_reduce(total)\n'
+            '  File "/v/torch/distributed/distributed_c10d.py", line 2806, in all_reduce\n    work = group.allreduce([tensor], opts)\n'
+            "RuntimeError: FlagCX: link_table.cpp:88 connect: unknown argument 7",
+        ),
+    ],
+)
+def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n3:88:88 [1] ras/client_support.cc:160 NCCL WARN Call to bind failed: Address already in use\n"
+        "n3:88:88 [1] NCCL INFO RAS failed to establish a client listening socket at localhost:28028",
+        "[2026-02-03 10:14:35,261 I 72 72] global_state_accessor.cc:432: This node has an IP address of 10.6.0.55, but we cannot find a "
+        "local Raylet with the same address. This can happen when you connect to the Ray cluster with a different IP address or when "
+        "connecting to a container.",
+        "2026:02:03-08:00:01:(  71) |CCL_WARN| value of CCL_ATL_TRANSPORT changed to be ofi (default:mpi)",
+    ],
+)
+def test_what_a_library_does_without_is_no_cause(line: str) -> None:
+    assert not explain_text(f"{line}\n").causes
+
+
+def test_a_folder_named_fs_is_no_file_system_that_hangs() -> None:
+    assert explain_text("ERROR: step failed, see /mnt/fs/run7/out.txt\n").causes == ()
+    assert explain_text("ERROR: step failed, the fs hangs\n").causes[0].id == "sys.clock-or-dns-or-fs"
 
 
 def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
