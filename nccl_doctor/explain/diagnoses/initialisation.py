@@ -61,7 +61,7 @@ def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
     Between the GPUs of a host that is peer-to-peer or shared memory, usually; NCCL's own lines would tell.
     """
     hits = case.hits("engine-names-its-nccl")
-    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
+    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete", "nccl-error-text"):
         for place, cause in enumerate(_INIT_STUCK_LOCAL):
             title = "the engine says nothing after its NCCL's version: its workers hang in the first collective"
             yield Candidate(cause, 0.4 - 0.03 * place, title, hits[-4:], ranks_of(hits))

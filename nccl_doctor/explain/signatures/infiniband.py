@@ -73,6 +73,16 @@ says(
     why="Status 5: the queue pair was already in error: a consequence.",
 )
 says(
+    "ib-flush-text",
+    "Work Request Flushed Error",  # rdma-core's words for status 5, as UCX and others print them
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="flushed work requests",
+    title="a connection over RDMA was already broken: its requests are flushed",
+    why="What broke it was told before, here or by the peer: its end, a retry that was exceeded, or a refused access.",
+)
+says(
     "ib-remote-error",
     *_COMPLETION,
     where=_status(9, 10, 11, 1, 2, 19, 21),

@@ -291,7 +291,9 @@ says(
     where=lambda groups, line: (
         re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
         and not re.search(
-            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm", line
+            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm|"
+            r"Request Flushed|WR flushed",
+            line,
         )
         and not _PEER_GONE.search(line)
     ),

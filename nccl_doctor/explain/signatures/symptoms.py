@@ -501,6 +501,16 @@ says(
     why="Triton's own line on the model, or its table's row, says why; what the backend printed stands before it.",
 )
 says(
+    "ray-terminated",
+    "The process receives a SIGTERM",
+    role=S,
+    cause="launch.killed",
+    strength=0.46,
+    fold="Ray's workers were told to end",
+    title="a worker of Ray was told to end (SIGTERM)",
+    why="The raylet says which signal came, not who sent it: the driver's end or ray stop, the scheduler, or Ray's memory monitor.",
+)
+says(
     "ray-vanished",
     "Worker unexpectedly exits with a connection error code 2. End of file",
     "Worker proc {name:word} died unexpectedly, shutting down executor",  # vLLM

@@ -773,6 +773,24 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "EI0020: [PID: 812] Failed to enable listening for the NPU network adapter socket. Reason: the port is taken.",
         ),
         (
+            "DeepEP has no kernels for this number of ranks or hosts",
+            "RuntimeError: Failed: Assertion error /w/csrc/kernels/internode.cu:328 'false and \"Unsupported RDMA ranks\"'",
+        ),
+        (
+            "Ray has no GPU for vLLM on the node that drives it",
+            "ValueError: Current node has no GPU available. current_node_resource={'node:10.0.0.8': 1.0, 'CPU': 112.0}. vLLM engine cannot start without GPU.",
+        ),
+        (
+            "Ray's cluster, or the placement group, has fewer free GPUs or nodes than the job asks for",
+            "(LLMRayActor pid=14) ValueError: placement group bundle index 6 is invalid. Valid placement group indexes: 0-4",
+        ),
+        (
+            "CUDA could not initialise",
+            "(RayWorkerVllm pid=8) INFO 04-05 09:23:34 pynccl_utils.py:45] vLLM is using nccl==2.18.1\n"
+            "(RayWorkerVllm pid=9) ncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "(RayWorkerVllm pid=9) Last error:\n(RayWorkerVllm pid=9) Cuda failure 'initialization error'",
+        ),
+        (
             "HCCL refuses a variable, an argument or the rank table",
             "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
         ),
@@ -797,6 +815,15 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
         (
             "net.peer-lost",
             "E0203 08:06:26.7    43 nixl_agent.cpp:866] createXferReq: metadata for remote agent 'a7' not found",
+        ),
+        (
+            "net.peer-lost",
+            "[178.8] [gpu7:537  :1]  srd_iface.c:221  UCX  ERROR send completion[0] with error on rdmap132s0/0x55: Work Request Flushed Error, vendor_err 0x1",
+        ),
+        (
+            "launch.killed",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR "
+            "Worker exit detail: Worker exits unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. The process receives a SIGTERM.",
         ),
         (
             "ib.qp-connect",
@@ -828,6 +855,20 @@ def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: 
 )
 def test_what_a_library_does_without_is_no_cause(line: str) -> None:
     assert not explain_text(f"{line}\n").causes
+
+
+def test_an_engine_that_failed_does_not_hang_at_its_nccl() -> None:
+    named = "INFO 04-05 09:23:34 [pynccl.py:45] vLLM is using nccl==2.18.1\n"
+    assert "hang in the first collective" in explain_text(named).causes[0].title
+    failed = explain_text(
+        f"RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n{named}"
+    )
+    assert not any("hang" in cause.title for cause in failed.causes)
+
+
+def test_a_cluster_of_ray_that_grew_is_no_cause() -> None:
+    waited = "(autoscaler +18s) Error: No available node types can fulfill resource request {'GPU': 1.0}.\n"
+    assert explain_text(waited + "step 10 loss 2.9\nstep 20 loss 2.8\n").verdict is Verdict.HEALTHY
 
 
 def test_a_folder_named_fs_is_no_file_system_that_hangs() -> None:
