@@ -54,7 +54,7 @@ TOPICS: dict[str, str] = {
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
     "launch.world-size": r"(?-i:(?!WORLD_))world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
     "launch.env-missing": r"environment variable .*(?:not set|expected)|(?-i:\b(?:WORLD_SIZE|(?:LOCAL_|GROUP_|NODE_)RANK|MASTER_(?:ADDR|PORT))\b)",
-    "launch.killed": r"sigterm|(?<!operation )cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
+    "launch.killed": r"sigterm|(?<!operation )cancel(?!\w*_)|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
     "sys.shm": r"/dev/shm|shared memory|\bshm\b|(?<!pcie )bus error",
     "sys.nofile": r"open files|file descriptor|emfile|file-max",
     "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",

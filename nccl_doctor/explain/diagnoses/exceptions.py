@@ -184,13 +184,16 @@ _CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendez
 _TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
 
 
-_OF_BACKEND = "it came up through torch.distributed's own call: the library that carries out the collectives raised it"
+_TRANSFERS = re.compile(r"/(?:kv_transfer|disaggregation|nixl|mooncake)/")
+_OF_BACKEND = "the code that calls the transfer raised it: the library that carries it out failed, or its peer did"
 
 
 def _raised_by_a_backend(item: Traceback) -> bool:
-    """Whether a collective's call raised what no check of torch raises: its backend (NCCL, Gloo, oneCCL, a vendor's) failed."""
-    called = bool(item.frames) and _CHECKS.search(item.frames[-1]) is not None
-    return called and item.type == "RuntimeError" and not _TENSOR_CHECK.search(item.message)
+    """Whether the call of a collective or of a KV transfer raised what no check of a program's own raises: its library failed."""
+    where = item.frames[-1] if item.frames else ""
+    if _CHECKS.search(where):
+        return item.type == "RuntimeError" and not _TENSOR_CHECK.search(item.message)
+    return item.type in ("RuntimeError", "Exception") and _TRANSFERS.search(where) is not None
 
 
 @diagnosis

@@ -276,6 +276,7 @@ says(
     "NvMapMemAllocInternalTagged: {bytes:int} error 12",  # Jetson
     "is less than desired GPU memory utilization",
     "CUDA driver error: out of memory",
+    "CUresult error: 2 (out of memory)",  # torch_memory_saver
     "Triton Error [CUDA]: out of memory",
     "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
     "KV cache is needed, which is larger than the available KV cache memory",

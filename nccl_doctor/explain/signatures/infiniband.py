@@ -379,6 +379,7 @@ _REG = (
     "Failed to register memory",
     "fi_mr_reg failed",
     "ibv_reg_dmabuf_mr",
+    "mlx5dv_devx_umem_reg(",
     "Couldn't allocate MR with error={code:int}",  # perftest
 )
 says(
@@ -420,11 +421,12 @@ says(
     "memlock-low",
     "memlock limits are set too low",
     "limits are set too low.{}memlock",
+    "Please set max locked memory (ulimit -l) to 'unlimited' (current: {value:int} kbytes)",  # UCX
     "hfi_userinit: mmap of {what} failed: Resource temporarily unavailable",
     cause="ib.memlock",
     strength=0.86,
     title="the locked-memory limit is too small for RDMA",
-    why="Open MPI's verbs code, or PSM2, could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
+    why="Open MPI's verbs code, UCX or PSM2 could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
 )
 says(
     "memlock-value",

@@ -104,6 +104,22 @@ says(
     why="The reason is the backend's: its lines with UCX_LOG_LEVEL=info tell. GPU memory that cannot be registered is often a UCX without CUDA, or a second UCX beside the wheel's own.",
 )
 says(
+    "nixl-refused",
+    "NIXL_ERR_NOT_FOUND",
+    "NIXL_ERR_INVALID_PARAM",
+    "NIXL_ERR_MISMATCH",
+    "NIXL_ERR_NOT_ALLOWED",
+    "NIXL_ERR_NOT_SUPPORTED",
+    "NIXL_ERR_UNKNOWN",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.46,
+    fold="NIXL refused a request",
+    title="NIXL refused a request: a peer or memory that it does not know, or memory that does not fit the other side's",
+    why="NOT_FOUND: the agent's metadata are gone (its process was started anew), or no backend registered the memory. MISMATCH, INVALID_PARAM: the two sides lay out their caches differently (tensor-parallel sizes, page size).",
+)
+says(
     "kv-wrong-peer",
     "Remote NIXL agent engine ID mismatch",
     cause="net.wrong-interface",
@@ -200,6 +216,32 @@ says(
     title="Mooncake cannot register memory with the adapter: {error}",
     why="ERANGE, EINVAL and EIO are a driver that registers no such size (its max_mr_size) or kind of memory; where no error is told it is usually the limit.",
     where=lambda groups, line: not re.search("Bad address|Cannot allocate memory", line),
+)
+says(
+    "mooncake-master",
+    "master_client.cpp:{line:int}] RPC call failed: {error}",
+    "mount_segment_to_master_failed base={address:word}",
+    "Failed to mount segment: RPC_FAIL",
+    "] Failed to connect to master",
+    "No master is available in HA backend",
+    "] Error from http client, {method:word} {url:word} error: ",
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    strength=0.46,
+    fold="Mooncake's master or metadata server gives no answer",
+    title="Mooncake's master, or its metadata server, gives no answer",
+    why="Not started, another address (master_server_address, metadata_server), a firewall, or too busy: its own log says which. Where it was started anew, its clients' segments are gone.",
+)
+says(
+    "mooncake-lease",
+    "lease_expired_before_data_transfer_completed",
+    "error_codes=[-707",
+    role=Role.SYMPTOM,
+    cause="ib.retry-exceeded",
+    strength=0.4,
+    fold="Mooncake's leases ran out during transfers",
+    title="Mooncake's lease of a key ran out before its data had come: the transfer was too slow, or stood still",
+    why="LEASE_EXPIRED (-707): a lease lasts seconds (the master's default_kv_lease_ttl).",
 )
 says(
     "mooncake-tcp-gpu",

@@ -791,6 +791,18 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "(RayWorkerVllm pid=9) Last error:\n(RayWorkerVllm pid=9) Cuda failure 'initialization error'",
         ),
         (
+            "memory could not be registered with the adapter: the locked-memory limit is too small",
+            "UCX  ERROR mlx5_0: mlx5dv_devx_umem_reg(size=131072 access=0x0) failed: Cannot allocate memory",
+        ),
+        (
+            "the locked-memory limit is too small for RDMA",
+            "allocate memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 8192 kbytes)",
+        ),
+        (
+            "a GPU ran out of memory",
+            "(SGLangHttpServer pid=25) [torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=194",
+        ),
+        (
             "HCCL refuses a variable, an argument or the rank table",
             "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
         ),
@@ -835,6 +847,29 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             '  File "/v/torch/distributed/distributed_c10d.py", line 2806, in all_reduce\n    work = group.allreduce([tensor], opts)\n'
             "RuntimeError: FlagCX: link_table.cpp:88 connect: unknown argument 7",
         ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/v/vllm/v1/worker/gpu_worker.py", line 8, in step\n    self.connector.wait()\n'
+            '  File "/v/vllm/distributed/kv_transfer/kv_pipe/some_pipe.py", line 164, in transfer_sync\n    raise Exception("no bytes")\n'
+            "Exception: no bytes",
+        ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/v/nixl/_api.py", line 512, in prep_xfer_dlist\n    handle = self.agent.prepXferDlist(name)\n'
+            "nixl._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
+        ),
+        (
+            "net.master-unreachable",
+            "E20260203 11:16:11.129794 58058 master_client.cpp:146] RPC call failed: Connection timed out",
+        ),
+        (
+            "net.master-unreachable",
+            "E0203 21:29:13.6 319 transfer_metadata_plugin.cpp:224] Error from http client, GET http://10.0.0.1:8080/metadata?key=a error: Failed initialization",
+        ),
+        (
+            "ib.retry-exceeded",
+            "(EngineCore pid=8) ERROR 07-23 11:54:45 [mooncake_backend.py:240] Failed to get 6722 keys out of 6722. error_codes=[-707].",
+        ),
     ],
 )
 def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
@@ -850,6 +885,7 @@ def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: 
         "[2026-02-03 10:14:35,261 I 72 72] global_state_accessor.cc:432: This node has an IP address of 10.6.0.55, but we cannot find a "
         "local Raylet with the same address. This can happen when you connect to the Ray cluster with a different IP address or when "
         "connecting to a container.",
+        "[TensorRT-LLM][WARNING] cancellation_check_period_ms is not specified, will be set to 100 (ms)",
         "2026:02:03-08:00:01:(  71) |CCL_WARN| value of CCL_ATL_TRANSPORT changed to be ofi (default:mpi)",
     ],
 )
