@@ -98,7 +98,7 @@ says(
     role=Role.SYMPTOM,
     cause="net.plugin",
     page="net.plugin.transport",
-    strength=0.48,
+    strength=0.4,
     fold="NIXL's backend refused",
     title="NIXL's backend (UCX, where no other is named) refused a request",
     why="The reason is the backend's: its lines with UCX_LOG_LEVEL=info tell. GPU memory that cannot be registered is often a UCX without CUDA, or a second UCX beside the wheel's own.",

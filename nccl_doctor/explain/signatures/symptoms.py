@@ -514,6 +514,7 @@ says(
     "ray-vanished",
     "Worker unexpectedly exits with a connection error code 2. End of file",
     "Worker proc {name:word} died unexpectedly, shutting down executor",  # vLLM
+    "Engine core proc {name:word} died unexpectedly, shutting down client",
     role=S,
     cause="sys.host-oom",
     strength=0.42,

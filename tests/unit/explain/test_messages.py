@@ -833,6 +833,10 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "[178.8] [gpu7:537  :1]  srd_iface.c:221  UCX  ERROR send completion[0] with error on rdmap132s0/0x55: Work Request Flushed Error, vendor_err 0x1",
         ),
         (
+            "sys.host-oom",
+            "ERROR 01-29 08:37:48 [core_client.py:564] Engine core proc EngineCore_DP1 died unexpectedly, shutting down client.",
+        ),
+        (
             "launch.killed",
             "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR "
             "Worker exit detail: Worker exits unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. The process receives a SIGTERM.",
@@ -905,6 +909,21 @@ def test_an_engine_that_failed_does_not_hang_at_its_nccl() -> None:
 def test_a_cluster_of_ray_that_grew_is_no_cause() -> None:
     waited = "(autoscaler +18s) Error: No available node types can fulfill resource request {'GPU': 1.0}.\n"
     assert explain_text(waited + "step 10 loss 2.9\nstep 20 loss 2.8\n").verdict is Verdict.HEALTHY
+
+
+def test_an_older_ucx_is_a_cause_only_where_it_fails() -> None:
+    older = "[17.4] [n1:30:0]  ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.18, actual 1.16.0 (loaded from /lib/libucp.so.0)\n"
+    assert explain_text(older).causes == ()
+    assert (
+        explain_text(older + "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND\n").causes[0].id
+        == "sw.library-conflict"
+    )
+
+
+def test_the_reason_of_ucx_comes_before_nixls_refusal() -> None:
+    refused = "[17.4] [n1:28:0]  sock.c:334  UCX  ERROR   connect(fd=143, dest_addr=10.0.0.8:43833) failed: Connection refused\n"
+    got = explain_text(refused + "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND\n")
+    assert got.causes[0].id == "net.peer-lost"
 
 
 def test_a_folder_named_fs_is_no_file_system_that_hangs() -> None:
