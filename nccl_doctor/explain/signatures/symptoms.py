@@ -38,7 +38,10 @@ says(
     "ast enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
     role=S,
+    cause="app.straggler-timeout",
+    strength=0.3,
     fold="watchdog status",
+    title="a rank's watchdog gave up waiting for a collective: a rank did not arrive, or the data did not",
     why="Where this rank stood: what it had enqueued and completed.",
 )
 says(

@@ -926,6 +926,17 @@ def test_the_reason_of_ucx_comes_before_nixls_refusal() -> None:
     assert got.causes[0].id == "net.peer-lost"
 
 
+def test_a_watchdogs_own_lines_are_not_judged_by_their_words() -> None:
+    status = (
+        "[rank1]:[E1103 04:10:11.1 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an error or timeout) "
+        "detected by watchdog at work: 131, last enqueued NCCL work: 131, last completed NCCL work: 130.\n"
+    )
+    for text in (status, f"{_timeout(1, 131)}\n{status}"):
+        got = explain_text(text)
+        assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "app.straggler-timeout")
+        assert "a rank did not arrive, or the data did not" in got.causes[0].title
+
+
 def test_a_folder_named_fs_is_no_file_system_that_hangs() -> None:
     assert explain_text("ERROR: step failed, see /mnt/fs/run7/out.txt\n").causes == ()
     assert explain_text("ERROR: step failed, the fs hangs\n").causes[0].id == "sys.clock-or-dns-or-fs"
