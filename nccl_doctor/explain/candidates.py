@@ -59,7 +59,10 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = [pair for pair in trouble.vote(case) if not all(case.hang.ended_by(hit) for hit in pair[1])]
+    own = {place(hit) for hit in case.hits("watchdog-timeout", "watchdog-status", "watchdog-down")}
+    votes = [
+        pair for pair in trouble.vote(case) if not all(place(hit) in own or case.hang.ended_by(hit) for hit in pair[1])
+    ]
     return [
         Candidate(
             cause,

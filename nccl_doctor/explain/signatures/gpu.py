@@ -281,6 +281,8 @@ says(
     "HIP error: out of memory",
     "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
+    "XPU out of memory",
+    "_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Level Zero's and SYCL's
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "OOM when allocating tensor with shape",
@@ -294,6 +296,7 @@ says(
     "NvMapMemAllocInternalTagged: {bytes:int} error 12",  # Jetson
     "is less than desired GPU memory utilization",
     "CUDA driver error: out of memory",
+    "CUresult error: 2 (out of memory)",  # torch_memory_saver
     "Triton Error [CUDA]: out of memory",
     "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
     "KV cache is needed, which is larger than the available KV cache memory",
@@ -399,6 +402,7 @@ says(
     "nvidia-smi: {}Unknown Error",
     "severity=Uncorrected (Fatal)",
     "device lost",
+    "_RESULT_ERROR_DEVICE_LOST",  # Level Zero's and SYCL's
     "NVRM: GPU {pci} is lost",
     "GPU is inaccessible",
     "Reset required",

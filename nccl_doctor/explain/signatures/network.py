@@ -91,7 +91,9 @@ says(
     strength=0.96,
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
-    where=lambda groups, line: re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)", line) is None,
+    where=lambda groups, line: (
+        re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)|\bras/client_support\.cc:", line) is None
+    ),
 )
 says(
     "port-reserved",

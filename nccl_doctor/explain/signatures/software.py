@@ -314,8 +314,8 @@ says(
 )
 says(
     "cumem-refused",
-    "NCCL WARN Cuda failure {code:int} '{error}'",
-    "NCCL WARN Cuda failure '{error}'",
+    "Cuda failure {code:int} '{error}'",  # torch repeats it below "Last error:"
+    "Cuda failure '{error}'",
     role=Role.SYMPTOM,
     cause="gpu.driver",
     strength=0.4,
