@@ -982,6 +982,14 @@ def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
     assert not any(ask in step for step in explain_text(refused).next)
 
 
+def test_lines_of_torchs_sockets_are_lines_of_a_distributed_job() -> None:
+    got = explain_text(
+        "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:9999 (errno: 97 - Address family not"
+        " supported by protocol).\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and not any("none of these lines" in step for step in got.next)
+
+
 def test_who_failed_is_asked_to_say_more() -> None:
     said = "frob.c:77  UCX  ERROR no frob for n7\n"
     assert any("UCX_LOG_LEVEL=info" in step for step in explain_text(said).next)
