@@ -43,7 +43,7 @@ TOPICS: dict[str, str] = {
     "ib.retry-exceeded": r"retry (?:counter )?exceeded|retry_exc|status=12|vendor err 129|transport retr",
     "ib.qp-connect": r"modify_qp|create_qp|queue pair|\bqp\b|pkey|subnet manager|\blid\b|rdma_?cm|\bcqe\b|work completion|completion (?:error|status|with error)|\bwc\W|wr_id",
     "ib.device-not-found": r"no (?:ib|infiniband|rdma|hca)|uverbs|/dev/infiniband|ib_hca|ibv_get_device|hca|\b(?:ib|infiniband|rdma) (?:\w+ )?(?:device|adapter|port)|rdma_(?:create_event|getaddrinfo)|/sys/class/infiniband|\brxe\b|mlx5_core .*probe failed|device-specific driver",
-    "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|\bfi_\w+|ofi_|_ofi\b|\bpsm[23]?(?:_|\b)|\bhfi|\bnixl|mooncake|rdma_?transport|transfer_(?:engine|task)|\bhcoll|\bucc\b|\buct_|\bmtl\b|\bbtl",
+    "net.plugin": r"libfabric|\bofi\b|aws-ofi|\befa\b|\bucx\b(?!\S*libucs)|\bucp_|sharp|libnccl-net|net plugin|\bcxi\b|fastrak|\bgib\b|tcpx|collnet|\bfi_\w+|ofi_|_ofi\b|\bpsm[23]?(?:_|\b)|\bhfi|\bnixl|mooncake|rdma_?transport|transfer_(?:engine|task)|\bhcoll|\bucc\b|\buct_|\bmtl\b|\bbtl",
     "net.mtu": r"\bmtu\b|jumbo|\bfrag",
     "net.hostname-resolution": r"resolv(?!e (?:this|the (?:issue|problem|error|conflict)|these|it)\b)|(?<!<)hostname(?![>'])|host name|\bdns\b|getaddrinfo|127\.0\.1\.1|loopback|name or service|nxdomain|coredns",
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",

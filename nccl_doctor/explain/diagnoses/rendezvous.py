@@ -105,6 +105,23 @@ def address_that_windows_refuses(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
+    """More processes came to the store than the group has ranks. Where torchrun had started its workers again, the store (of
+    torch 1.8 to 1.10) counts them with those of the attempt before, and what ended that one is the cause."""
+    hits, restarted = case.hits("joined-too-many"), case.hits("workers-restarted")
+    if not hits:
+        return
+    joined, world = hits[0].groups["joined"], hits[0].groups["world"]
+    title = f"more processes came to the store than the group has ranks, {joined} for {world}"
+    if restarted:
+        title = f"torchrun started its workers again, and the store counts {joined} for {world}: what ended the first attempt is the cause"
+        yield Candidate("app.rank-exception", 0.46, title, [*hits, *restarted])
+    else:
+        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store"
+        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits))
+
+
+@diagnosis
 def rendezvous_on_loopback(case: Case) -> Iterable[Candidate]:
     """torchrun was to meet other nodes at localhost: every agent serves a rendezvous of its own, and nobody else comes there."""
     named = [hit for hit in case.hits("master-flag") if "rdzv" in hit.text]

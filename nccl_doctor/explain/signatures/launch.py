@@ -133,11 +133,17 @@ says(
     "joined-too-many",
     "(world_size={world:int}, worker_count={joined:int}",
     "(world_size={world:int}, num_workers_joined={joined:int}",
-    cause="launch.world-size",
-    strength=0.8,
-    title="more processes came to the store than the group has ranks, {joined} for {world}: each was told a world size of its own, or another job uses this port",
+    role=Role.SYMPTOM,
+    fold="more processes than ranks",
     why="Processes that are started one by one, without a launcher, each with WORLD_SIZE=1; two jobs with one MASTER_PORT; or a store that outlived a restart.",
     where=lambda groups, line: _more_than_the_world(line),
+)
+says(
+    "workers-restarted",
+    "attempts left; will restart worker group",
+    "restart_count={restarts:int}",
+    why="torchrun starts its workers again: the attempt before had failed.",
+    where=lambda groups, line: groups.get("restarts") != "0",
 )
 says(
     "rdzv-timeout",

@@ -982,6 +982,14 @@ def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
     assert not any(ask in step for step in explain_text(refused).next)
 
 
+def test_who_only_handles_a_crash_is_not_suspected_of_it() -> None:
+    got = explain_text(
+        "[n7:27:0:27] Caught signal 11 (Segmentation fault: invalid address)\n"
+        " 0 /opt/ucx/lib/libucs.so.0(ucs_handle_error+0x2cc) [0x4000f1ce278c]\n"
+    )
+    assert "net.plugin" not in [cause.id for cause in got.causes]
+
+
 def test_lines_of_torchs_sockets_are_lines_of_a_distributed_job() -> None:
     got = explain_text(
         "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:9999 (errno: 97 - Address family not"
