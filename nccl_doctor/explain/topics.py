@@ -57,7 +57,7 @@ TOPICS: dict[str, str] = {
     "launch.killed": r"sigterm|(?<!operation )cancel|preempt|time limit|evict|walltime|sighup|signal 15|killed by user",
     "sys.shm": r"/dev/shm|shared memory|\bshm\b|(?<!pcie )bus error",
     "sys.nofile": r"open files|file descriptor|emfile|file-max",
-    "sys.threads": r"pthread|new thread|thread creation|\bfork\b|nproc limit|pids limit",
+    "sys.threads": r"pthread|new thread|thread creation|(?<!start_method: )\bfork\b|nproc limit|pids limit",
     "sys.host-oom": r"(?<![a-z])oom|out of memory.*kill|killed process|exit code 137|memory limit|sigkill(?!_handler)",
     "sys.disk-full": r"no space|disk full|quota",
     "sys.container": r"container(?!\.\w)|docker|seccomp|capabilit|cgroup|namespace|(?<!/proc)/sys/(?!class)|privileged",

@@ -70,7 +70,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
 def master_is_loopback(case: Case) -> Iterable[Candidate]:
     """Nodes other than the first look for the master on themselves: MASTER_ADDR is localhost, or a bridge's address.
 
-    Docker's and libvirt's bridges have the same address on every host that has them.
+    Docker's and libvirt's bridges have the same address on every host that has them. Where only one host is seen, no network
+    lies between its ranks: rank 0 has not opened its store, which is no matter of addresses.
     """
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
@@ -90,6 +91,15 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 0.86,
                 f"MASTER_ADDR is {host}: every node looks for the master on itself",
                 [hit, *case.hits("master-flag")[:2], *case.env.get("MASTER_ADDR", [])[:2]],
+            )
+            return
+        if is_loopback(host) and hit.signature != "master-refused":
+            yield Candidate(
+                "net.master-unreachable",
+                0.82,
+                f"rank 0 opened no store at {host}:{hit.groups.get('port', '')}, on this same host, in time: it was busy, or had ended",
+                case.hits(hit.signature),
+                page="net.master-unreachable.own-host",
             )
             return
 

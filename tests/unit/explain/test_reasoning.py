@@ -982,6 +982,25 @@ def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
     assert not any(ask in step for step in explain_text(refused).next)
 
 
+def test_a_store_on_loopback_is_not_missing_for_want_of_a_network() -> None:
+    text = "TimeoutError: The client socket has timed out after 1800s while trying to connect to ({}, 57388).\n"
+    own, other = (explain_text(text.format(host)).causes[0] for host in ("127.0.0.1", "10.1.2.3"))
+    assert (own.id, own.playbook) == ("net.master-unreachable", "net.master-unreachable.own-host")
+    assert "127.0.0.1:57388, on this same host" in own.title
+    assert (other.id, other.playbook) == ("net.master-unreachable", "net.master-unreachable")
+
+
+def test_attempts_that_nobody_answers_speak_of_a_firewall() -> None:
+    lost = "[W416 15:37:25.363094293 socket.cpp:933] [c10d] The server socket on [10.1.2.3]:40613 has timed out, will retry.\n"
+    got = explain_text(lost)
+    assert got.causes[0].id == "net.firewall" and "nothing comes back from [10.1.2.3]:40613" in got.causes[0].title
+
+
+def test_the_name_of_a_start_method_is_no_fork_that_failed() -> None:
+    line = "E1106 17:14:53.310000 213 torch/multiprocessing/api.py:732] failed (exitcode: 1) rank: 0 of fn: train (start_method: fork)\n"
+    assert "sys.threads" not in [cause.id for cause in explain_text(line).causes]
+
+
 def test_who_only_handles_a_crash_is_not_suspected_of_it() -> None:
     got = explain_text(
         "[n7:27:0:27] Caught signal 11 (Segmentation fault: invalid address)\n"
