@@ -68,6 +68,7 @@ says(
     "params in process {} does not match",
     "params[{}] in this process with sizes",
     cause="app.collective-mismatch",
+    page="app.collective-mismatch.model",
     strength=0.9,
     title="the model differs between ranks",
     why="DDP compared the parameters of all ranks.",
