@@ -120,6 +120,8 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
             continue
         if item.strength >= 0.3 and not item.vague:  # words alone lift nothing over the threshold of a verdict
             best.strength = min(0.99, best.strength + _EXTRA)
+        if best.vague and not item.vague:  # whoever knows the message tells of it
+            best.title, best.why, best.page = item.title, item.why, item.page
         best.hits = best.hits + item.hits
         best.final = best.final or item.final
         best.cured = best.cured or item.cured

@@ -342,6 +342,16 @@ says(
     why="TF_CONFIG differs between the workers, one was started twice, or one of them sees no GPU.",
 )
 says(
+    "tensorflow-session-lost",
+    "This may be due to a preemption {} a connected worker or parameter server",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.48,
+    fold="TensorFlow begins a new session",
+    title="a session of TensorFlow lost a worker or parameter server, or did not reach it",
+    why="TensorFlow tries again without end. While a session is created it is one that is not reached: its address in TF_CONFIG, or a process that is not there.",
+)
+says(
     "tensorflow-worker-restarted",
     "current incarnation doesn't match with one in the group",
     role=Role.SYMPTOM,

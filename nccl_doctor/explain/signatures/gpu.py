@@ -490,3 +490,38 @@ says(
     rows=48,
     why="The heading of ps, with the parent of each process.",
 )
+# Results of Level Zero (ze_api.h) and of SYCL's adapters above it (ur_api.h, before that pi.h), by their common names
+for _cause, _title, _names in (
+    ("gpu.oom", "an Intel GPU has no memory left", ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")),
+    ("sys.host-oom", "the host has no memory left for an Intel GPU's driver", ("OUT_OF_HOST_MEMORY",)),
+    ("gpu.fell-off-bus", "an Intel GPU hung and was reset, or is lost", ("DEVICE_LOST", "DEVICE_REQUIRES_RESET")),
+    ("gpu.not-visible", "no Intel GPU is visible", ("DEVICE_NOT_FOUND",)),
+    ("gpu.driver", "the driver of the Intel GPU does not start", ("UNINITIALIZED", "DEPENDENCY_UNAVAILABLE")),
+    ("sys.container", "the process may not use the Intel GPU", ("INSUFFICIENT_PERMISSIONS",)),
+):
+    says(
+        f"level-zero-{_cause}",
+        *(f"{api}_ERROR_{name}" for name in _names for api in ("ZE_RESULT", "UR_RESULT", "PI")),
+        cause=_cause,
+        strength=0.86,
+        title=_title,
+        why="The driver's own result, which SYCL, oneCCL and torch repeat.",
+    )
+says(
+    "userbuffers-refused",
+    "userbuffers-host.cpp:{line:int} in function {function:word}: CUDA Error: operation not supported",
+    cause="gpu.driver",
+    strength=0.82,
+    title="CUDA refuses the multicast memory of Transformer Engine's Userbuffers (overlap of tensor-parallel communication)",
+    why="CUDA has multicast from driver 535 on, between GPUs of one NVLink switch; UB_SKIPMC=1 goes without it, over CUDA IPC.",
+)
+says(
+    "userbuffers-without-peers",
+    "communication required for multi-GPU userbuffers",
+    "Failed, {what} error {path}userbuffers-host.cpp:",
+    cause="gpu.p2p",
+    strength=0.6,
+    title="Transformer Engine's Userbuffers (overlap of tensor-parallel communication) cannot share memory between the GPUs",
+    why="They need peer-to-peer access between all GPUs of the group, and Unix sockets between its processes (one network namespace). "
+    "Groups smaller than the host's ranks need a recent Transformer Engine.",
+)

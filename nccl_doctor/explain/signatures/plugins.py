@@ -407,6 +407,24 @@ says(
     why="The address is mapped, but the CPU may not read it: mostly a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
 )
 says(
+    "oneccl-variable",
+    "set CCL_{setting:word} explicitly",
+    "CCL_{name:word}: unexpected value: {value}, expected values:",
+    cause="env.bad-nccl-var",
+    strength=0.88,
+    title="oneCCL refuses a variable's value, or lacks one that this launcher makes necessary",
+    why="oneCCL names the variable itself; without mpirun it knows neither the processes of the host nor how they share memory.",
+)
+says(
+    "oneccl-devices",
+    "ze_fd_manager.cpp:{line:int} {step:word}: ",
+    cause="sys.container",
+    strength=0.8,
+    title="oneCCL cannot open the GPUs' files in /dev/dri, or hand them to its neighbours ({step})",
+    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks that "
+    "directory (--device /dev/dri -v /dev/dri/by-path:/dev/dri/by-path) or the right to pidfd_open and ptrace.",
+)
+says(
     "oneccl-error",
     "|CCL_ERROR| {error}",
     "oneCCL: {place}EXCEPTION: {error}",
