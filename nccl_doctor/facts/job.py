@@ -9,6 +9,8 @@ import msgspec
 
 from nccl_doctor.facts.model import Fact
 
+State = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # of a process: the kernel's letter
+
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.\d]*)/")
 
 
@@ -75,7 +77,7 @@ class Thread(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
 
-    state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
+    state: State
     cpu_s: float
     main: Thread | None = None
     others: tuple[Thread, ...] = ()  # of the other threads those that run, or are stuck in the kernel

@@ -101,8 +101,9 @@ class RankSeries(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """Something that happened, in seconds since the watch began.
 
-    ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``rank-ended``, ``killed`` (for want of
-    memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
+    ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``unreadable`` (the first such sample),
+    ``rank-ended``, ``killed`` (for want of memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML
+    stopped answering, or is back).
     """
 
     at_s: Amount
@@ -112,7 +113,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Watch(Fact, frozen=True):
-    """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI)."""
+    """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI).
+
+    ``unread``: samples that came and could not be read, none of ``samples``; ``unread_why``: the first of them.
+    """
 
     PROBE: ClassVar[str] = "watch"
 
@@ -134,3 +138,5 @@ class Watch(Fact, frozen=True):
     events: tuple[Event, ...]
     events_left_off: Count
     cost_percent: Amount | None  # CPU time of our own agent, of one CPU
+    unread: Count = 0
+    unread_why: str = ""

@@ -24,7 +24,10 @@ _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_
 
 @host_rule(WATCH, "host.cut-off.while-watched")
 def answers(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The host answers all the time. One that is silent at the end is a fault, one that came back a warning."""
+    """The host answers all the time. One that is silent at the end is a fault, one that came back a warning.
+
+    What it did while a sample came that cannot be read is unknown.
+    """
     watch = host.need(Watch)
     if watch.gaps:
         severity, words, proof = silence(watch.gaps)
@@ -40,6 +43,9 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
         )
         unseen = sum(gap.to_s - gap.from_s for gap in watch.gaps)
         raise MissingFact("the host's silent times", f"no sample in {duration(unseen)} of {duration(watch.seconds)}")
+    if watch.unread:
+        count = f"{watch.unread} of {watch.unread + watch.samples}"
+        raise MissingFact("the host over time", f"{count} samples cannot be read: {watch.unread_why}")
     if why := too_few(watch, watch.samples):
         raise MissingFact("the host over time", why)
 

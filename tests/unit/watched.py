@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 
@@ -42,26 +40,32 @@ def rank_process(rank: int, world: int, local: int) -> dict[str, Any]:
 
 def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
     """A busy host in good health."""
-    nic = {"rx_bytes": int(at_s * 1e8), "tx_bytes": int(at_s * 1e8), "rx_errors": 0, "tx_errors": 0, "losses": 1}
+    nic = {
+        "speed_mbps": 25000, "received_bytes": int(at_s * 1e8), "sent_bytes": int(at_s * 1e8),
+        "errors": {"rx_errors": 0, "tx_errors": 0, "losses": 1},
+    }  # fmt: skip
+    names = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "link_error_recovery", "link_downed")
     port = {
-        "port_rcv_data": int(at_s * 1e9), "port_xmit_data": int(at_s * 1e9), "symbol_error": 0, "port_rcv_errors": 0,
-        "port_xmit_discards": 0, "link_error_recovery": 0, "link_downed": 0,
+        "rate": "400 Gb/sec (4X NDR)", "received_bytes": int(at_s * 4e9), "sent_bytes": int(at_s * 4e9),
+        "errors": dict.fromkeys(names, 0),
     }  # fmt: skip
     busy = {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB, "oom_file": OOM_FILE}
     own = {str(4000 + rank): dict(busy) for rank in ranks}
+    log = {"source": "/dev/kmsg", "total": 0, "first_s": None, "uptime_s": 9e5, "lines": [], "left_off": 0}
     return {
         "at_s": at_s,
         "cpu": [int(at_s * 3000), int(at_s * 6400)],
         "memory": {"MemTotal": 1000 * GIB, "MemAvailable": 800 * GIB + (int(at_s) % 7) * (1 << 20)},
         "kernel": {"pswpin": 0, "pswpout": 0, "oom_kill": 0},
         "waiting": {"cpu": 1.0, "io": 0.5, "memory": 0.0},
-        "interfaces": {"eth0": {"speed_mbps": 25000, "counters": nic}},
-        "ports": {"mlx5_0/1": {"rate": "400 Gb/sec (4X NDR)", "counters": port}},
+        "nics": {"eth0": nic, "mlx5_0/1": port},
         "ranks": own,
         "killed": {OOM_FILE: 3},
-        "processes": [rank_process(rank, world, rank - ranks.start) for rank in ranks],
-        "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
-        "log": {"outcome": "ok", "source": "/dev/kmsg", "total": 0, "first_s": None, "uptime_s": 9e5, "lines": [], "left_off": 0},
+        "job": {
+            "processes": [rank_process(rank, world, rank - ranks.start) for rank in ranks],
+            "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
+        },
+        "log": {"outcome": "ok", "told": log},
         "cost_s": at_s / 1000,
     }  # fmt: skip
 
@@ -128,12 +132,7 @@ def _facts(
     if name in silent:
         told.fall_silent(now_s, silent[name])
         now_s += 60.0
-    facts = {**told.facts(now_s), "gpu": gpu_fact(gpus)}
-    results = {probe: ProbeResult(Outcome.OK, msgspec.to_builtins(data)) for probe, data in facts.items()}
-    if facts["kernel_log"]["outcome"] != "ok":
-        results["kernel_log"] = ProbeResult(
-            Outcome(facts["kernel_log"]["outcome"]), None, facts["kernel_log"]["detail"]
-        )
+    results = {**told.results(now_s), "gpu": ProbeResult(Outcome.OK, gpu_fact(gpus))}
     return HostFacts(name, Reach(ReachOutcome.OK), results)
 
 
