@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from nccl_doctor.facts.job import Process, Reading
-from nccl_doctor.facts.watch import Gap, GpuSeries, Level, NicSeries, Points, RankSeries
+from nccl_doctor.facts.watch import NOT_ASKED, Gap, GpuSeries, Level, NicSeries, Points, RankSeries, Whereabouts
 from nccl_doctor.facts.watch_samples import GpuSample, NicSample, RankSample
 from nccl_doctor.rules.nvidia import LOST, reasons
 from nccl_doctor.rules.units import duration
@@ -225,13 +225,15 @@ class NicFold:
         self.full = 0
         self.seen_s: float | None = None
         self.silence = Silence[Gap]()
+        self.gone = NOT_ASKED
         self._last: tuple[float, float, float] | None = None
 
-    def miss(self, now_s: float) -> Iterator[tuple[str, str]]:
-        """It is not there (any more)."""
+    def miss(self, gone: Whereabouts | None, now_s: float) -> Iterator[tuple[str, str]]:
+        """It is not there (any more); ``gone``: what became of it, where that is told."""
+        self.gone = gone or self.gone
         from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
         if self.silence.begin(Gap(from_s, from_s, "not in /sys")):
-            yield "link", f"{self.name} is gone"
+            yield "link", f"{self.name} is gone" + (f": {gone.proof}" if gone else "")
 
     def take(self, told: NicSample, at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
         """Kind and text of what happened since the last sample; ``at_s``: by the host's own clock."""
@@ -255,7 +257,7 @@ class NicFold:
     def series(self, now_s: float) -> NicSeries:
         """All of it, folded."""
         received, sent, gaps = self.received.level(), self.sent.level(), self.silence.gaps(now_s)
-        return NicSeries(self.name, self.rate, received, sent, self.full, self.rises.sums, gaps)
+        return NicSeries(self.name, self.rate, received, sent, self.full, self.rises.sums, gaps, self.gone)
 
 
 class RankFold:

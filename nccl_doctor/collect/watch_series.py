@@ -137,7 +137,7 @@ class HostSeries:
             yield from self.nics.setdefault(name, NicFold(name)).take(told, sample.at_s, now_s)
         gone = [name for name in self.nics if name not in sample.nics]
         for name in gone:
-            yield from self.nics[name].miss(now_s)
+            yield from self.nics[name].miss(sample.gone.get(name), now_s)
         for name in gone[GONE_NICS_KEPT:]:  # those of containers come and go
             del self.nics[name]
         yield from self._ranks(sample, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -65,10 +65,23 @@ class GpuSeries(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
+class Whereabouts(msgspec.Struct, frozen=True):
+    """What became of an interface or port that is gone, and how that is known.
+
+    It is ``moved`` to another network namespace, ``lost`` with its device or driver, or that is ``unknown``.
+    """
+
+    state: Literal["moved", "lost", "unknown"]
+    proof: str
+
+
+NOT_ASKED = Whereabouts("unknown", "not in /sys")
+
+
 class NicSeries(msgspec.Struct, frozen=True):
     """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate.
 
-    ``gaps``: the times in which it was not there.
+    ``gaps``: the times in which it was not there. ``gone``: what became of it, the last time that this was asked.
     """
 
     name: str
@@ -78,6 +91,7 @@ class NicSeries(msgspec.Struct, frozen=True):
     full: Count
     rises: dict[str, Count]
     gaps: tuple[Gap, ...]
+    gone: Whereabouts = NOT_ASKED
 
     @property
     def rdma(self) -> bool:

@@ -8,6 +8,7 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.job import Job, State
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Amount, Count, Outcome
+from nccl_doctor.facts.watch import Whereabouts
 
 
 class NicSample(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ class HostSample(msgspec.Struct, frozen=True):
     kernel: dict[str, Count]
     waiting: dict[str, Amount]  # percent of the last 10 s in which some task waited for it (PSI)
     nics: dict[str, NicSample]
+    gone: dict[str, Whereabouts]
     ranks: dict[int, RankSample]
     killed: dict[str, Count | None]  # by the files of the ranks' control groups
     log: LogSample

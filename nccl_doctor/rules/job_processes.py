@@ -28,7 +28,7 @@ from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.units import duration
 
 _WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")
-_YOUNG_S = 60.0  # a job that has just been started may still be coming up
+YOUNG_S = 60.0  # a job that has just been started may still be coming up
 
 
 @fleet_rule("job", "hang.stopped", "hang.stopped.traced")
@@ -139,7 +139,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                 )  # fmt: skip
         at = job.gone
         for host, numbers in at.items():
-            yield _missing(job, host, numbers, fleet)
+            yield missing(job, host, numbers, fleet)
         rest = sorted(set(job.missing).difference(*at.values()))
         if not rest:
             continue
@@ -152,13 +152,14 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
-def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+    """These ranks have no process on this host, where its other ranks say that they must."""
     here = [rank for rank in job.ranks.values() if rank.host == host]
     found = f"{told_local_world(here[0].process)}, and only {ranks_of(here)} found"
     killed = [line for known in fleet.hosts if known.name == host for line in logged(known, job, KILLED)]
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
-    young = min(rank.process.age_s for rank in here) < _YOUNG_S
+    young = min(rank.process.age_s for rank in here) < YOUNG_S
     what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
     told = "; the kernel has killed for want of memory" if killed else ""
     return finding(

@@ -29,6 +29,7 @@ from nccl_doctor.agent import cgroups, isolated, probing
 from nccl_doctor.agent.job import processes, stacks
 from nccl_doctor.agent.probes import gpu, kernel_log, watch
 from nccl_doctor.agent.probing import ProbeTrouble
+from nccl_doctor.agent.whereabouts import device_of, whereabouts
 from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_folds import POINTS, Series
@@ -372,14 +373,54 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
-def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning() -> None:
+def left_alone(end_s: float) -> Change:
+    """Rank 0 goes on until then, all others end after 60 s."""
+
     def save(now_s: float, sample: dict[str, Any]) -> None:
         if now_s > 60:
-            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < 120}
+            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < end_s}
 
-    causes = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), save))).report.causes
-    assert [(item.id, item.severity) for item in causes] == [("hang.rank-gone.ended", Severity.WARN)] * 7
-    assert causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+    return save
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(2, 4), (1, 2), (2, 1)])
+def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning(hosts: int, ranks: int) -> None:
+    names = ("gpu01", "gpu02")[:hosts]
+    over = told(watched.bundle(dict.fromkeys(names, left_alone(120)), hosts=hosts, ranks=ranks))
+    warned = [("hang.rank-gone.ended", Severity.WARN)] * (hosts * ranks - 1)
+    assert [(item.id, item.severity) for item in over.report.causes] == warned and not over.report.unknown
+    assert over.report.causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+    still = told(watched.bundle(dict.fromkeys(names, left_alone(999)), hosts=hosts, ranks=ranks))
+    assert [(item.id, item.severity) for item in still.report.causes] == warned
+    assert still.report.verdict == "incomplete" and {what for what, _ in gaps(still)} == {
+        "why ranks of job gpu01:29500 ended"
+    }
+
+
+def never_found(*pids: int, age_s: float = 600.0) -> Change:
+    """These ranks had ended before the first look."""
+
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        for pid in pids:
+            sample["ranks"].pop(str(pid), None)
+        told = sample["job"]["processes"]
+        sample["job"]["processes"] = [{**process, "age_s": age_s} for process in told if process["pid"] not in pids]
+
+    return change
+
+
+def test_a_rank_that_ended_before_the_first_look_is_known_by_what_the_others_of_its_host_say() -> None:
+    found = only(told(watched.bundle({"gpu02": never_found(4005)})))
+    assert (found.id, found.severity, found.hosts) == ("hang.rank-gone", Severity.FAIL, ("gpu02",))
+    assert found.title.startswith("rank 5 has no process on gpu02") and "LOCAL_WORLD_SIZE=4" in found.evidence[0].text
+    answer = told(watched.bundle({"gpu01": never_found(4001)}, hosts=1, ranks=2))
+    (last,) = answer.report.causes
+    assert (last.id, last.severity) == ("hang.rank-gone", Severity.WARN), "rank 0 may write the last checkpoint"
+    assert gaps(answer) == {("why ranks of job gpu01:29500 ended", ("gpu01",))}
+    young = told(watched.bundle({"gpu02": never_found(4005, age_s=20.0)}))
+    assert not young.report.causes and gaps(young) == {("ranks 5 of job gpu01:29500", ("gpu02",))}
+    over = dict.fromkeys(("gpu01", "gpu02"), both(never_found(4005), during(100, 999, never_found(*range(4000, 4008)))))
+    assert clean(told(watched.bundle(over))), "who was the first to end, nobody saw"
 
 
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
@@ -441,36 +482,135 @@ def test_links_that_go_down_and_errors_that_rise(counter: str, rise: int, id: st
     assert (found.id, found.severity, found.hosts) == (id, severity, ("gpu02",)), found
 
 
-def test_a_port_that_goes_away_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
-    def no_port(now_s: float, sample: dict[str, Any]) -> None:
-        if now_s > 60:
-            del sample["nics"]["mlx5_0/1"]
+def without(nic: str, state: str, proof: str, begin_s: float = 65.0, end_s: float = 999.0) -> Change:
+    """It is gone in that time; what became of it is told in the first sample that lacks it."""
 
-    def no_interface(now_s: float, sample: dict[str, Any]) -> None:
-        sample["nics"]["tun0"] = {**sample["nics"]["eth0"], "received_bytes": 0, "sent_bytes": 0}
-        if now_s > 60:
-            del sample["nics"]["eth0"], sample["nics"]["tun0"]
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        del sample["nics"][nic]
+        if now_s == begin_s:
+            sample["gone"][nic] = {"state": state, "proof": proof}
 
+    return during(begin_s, end_s, change)
+
+
+def test_a_port_that_is_lost_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
+    def tunnel(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s < 65:
+            sample["nics"]["tun0"] = {**sample["nics"]["eth0"], "received_bytes": 0, "sent_bytes": 0}
+
+    no_port = without("mlx5_0/1", "lost", "its device 0000:3b:00.0 is gone")
+    no_interface = both(tunnel, without("eth0", "lost", "its device 0000:3c:00.0 has no driver"))
     answer = told(watched.bundle({"gpu01": no_port, "gpu02": no_interface}))
     found = {(item.id, *item.hosts): item for item in answer.report.causes}
     assert set(found) == {("ib.link-flapping", "gpu01"), ("net.link-flapping", "gpu02")}
     assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 was gone for 91 s, and did not come back"
     assert {item.severity for item in found.values()} == {Severity.FAIL}
-    assert "no sample from 60 s to 151 s" in found["net.link-flapping", "gpu02"].evidence[0].text
-    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "eth0 is gone", "tun0 is gone"]
+    assert [proof.text for proof in found["net.link-flapping", "gpu02"].evidence] == [
+        "no sample from 60 s to 151 s of the watch: not in /sys",
+        "its device 0000:3c:00.0 has no driver",
+    ]
+    assert [event.text for event in answer.events] == [
+        "mlx5_0/1 is gone: its device 0000:3b:00.0 is gone",
+        "eth0 is gone: its device 0000:3c:00.0 has no driver",
+        "tun0 is gone",
+    ]
+
+
+def test_a_port_that_was_moved_to_another_namespace_is_no_fault_and_a_warning_where_it_carried_data() -> None:
+    there = "it is in the network namespace of process 4711 (pause)"
+
+    def unused(now_s: float, sample: dict[str, Any]) -> None:
+        sample["nics"]["mlx5_0/1"].update(received_bytes=0, sent_bytes=0)
+
+    gone = without("mlx5_0/1", "moved", there)
+    busy = only(told(watched.bundle({"gpu01": gone})))
+    assert (busy.id, busy.severity) == ("ib.link-flapping.moved", Severity.WARN)
+    assert "was moved to another network namespace for 91 s" in busy.title and busy.evidence[-1].text == there
+    idle = told(watched.bundle({"gpu01": both(unused, gone)}))
+    assert only(idle).severity is Severity.INFO and idle.report.verdict == "healthy"
+
+
+def test_a_port_of_which_nobody_knows_where_it_went_is_a_warning_and_unknown() -> None:
+    still = "its device 0000:3b:00.0 still has its driver mlx5_core"
+
+    def never_told(now_s: float, sample: dict[str, Any]) -> None:
+        del sample["nics"]["mlx5_0/1"]
+
+    for change, why in ((without("mlx5_0/1", "unknown", still), still), (during(65, 999, never_told), "not in /sys")):
+        answer = told(watched.bundle({"gpu01": change}))
+        (found,) = answer.report.causes
+        assert (found.id, found.severity, found.evidence[-1].text) == ("ib.link-flapping", Severity.WARN, why)
+        (gap,) = answer.report.unknown
+        assert (gap.what, gap.hosts) == ("where mlx5_0/1 went", ("gpu01",)) and gap.why.startswith(f"{why}: taken down")
 
 
 def test_a_port_that_came_back_was_gone_all_the_same() -> None:
     """Its driver was loaded anew, say: its counters begin at 0."""
-
-    def no_port(now_s: float, sample: dict[str, Any]) -> None:
-        del sample["nics"]["mlx5_0/1"]
-
-    answer = told(watched.bundle({"gpu01": during(60, 90, no_port)}))
+    gone = without("mlx5_0/1", "lost", "its device 0000:3b:00.0 has no driver", 60, 90)
+    answer = told(watched.bundle({"gpu01": gone}))
     found = only(answer)
     assert (found.id, found.severity) == ("ib.link-flapping", Severity.WARN)
     assert found.title == "mlx5_0/1 was gone for 35 s, and came back"
-    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "mlx5_0/1 is back, after 35 s"]
+    assert [event.text for event in answer.events][1] == "mlx5_0/1 is back, after 35 s"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of which ``mlx5_0`` and ``eth0`` were moved into the pod of process 77 (as ``net1``), or are gone."""
+    for place in ("devices/pci0000:00/0000:3b:00.0", "devices/virtio1", "class/net", "bus/pci/drivers/mlx5_core"):
+        (tmp_path / "sys" / place).mkdir(parents=True)
+    for place in (
+        "proc/self/ns",
+        "proc/77/ns",
+        "proc/77/root/sys/class/net/net1",
+        "proc/77/root/sys/class/infiniband/x",
+    ):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "proc/self/ns/net").symlink_to("net:[1]")
+    (tmp_path / "proc/77/ns/net").symlink_to("net:[2]")
+    (tmp_path / "proc/77/comm").write_text("pause\n")
+    (tmp_path / "proc/77/mountinfo").write_text("31 30 0:26 / /sys ro,nosuid - sysfs sysfs ro\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    return tmp_path
+
+
+def test_where_an_interface_or_port_went_is_seen_in_sysfs(sysfs: Path) -> None:
+    card = sysfs / "sys/devices/pci0000:00/0000:3b:00.0"
+    device = "/sys/devices/pci0000:00/0000:3b:00.0"
+    (sysfs / "sys/class/net/eth0").mkdir()
+    (sysfs / "sys/class/net/eth0/device").symlink_to("../../../devices/pci0000:00/0000:3b:00.0")
+    assert device_of("eth0") == device and device_of("bond0") == ""
+    assert whereabouts("eth0", device) == {"state": "lost", "proof": "its device 0000:3b:00.0 has no driver"}
+    (card / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
+    still = {"state": "unknown", "proof": "its device 0000:3b:00.0 still has its driver mlx5_core"}
+    assert whereabouts("mlx5_0/1", device) == whereabouts("eth0", device) == still
+    (sysfs / "proc/77/root/sys/class/net/net1/device").symlink_to("../../../0000:3b:00.0")
+    there = {"state": "moved", "proof": "it is in the network namespace of process 77 (pause)"}
+    assert whereabouts("eth0", device) == there and whereabouts("net1", "") == there, (
+        "renamed there, and one without a device"
+    )
+    (sysfs / "proc/77/root/sys/class/infiniband/x/device").symlink_to("../../../0000:3b:00.0")
+    assert whereabouts("mlx5_0/1", device) == there
+    (sysfs / "proc/77/mountinfo").write_text("31 30 0:26 / /sys rw - fuse.hangs x rw\n")
+    assert whereabouts("eth0", device) == still, "what is no sysfs is not walked into"
+    card.rename(card.parent / "elsewhere")
+    assert whereabouts("eth0", device) == {"state": "lost", "proof": "its device 0000:3b:00.0 is gone"}
+    assert whereabouts("tun0", "") == {"state": "lost", "proof": "not in /sys"}
+
+
+def test_what_became_of_a_port_is_told_when_it_goes_and_asked_again_with_each_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = iter([{"a/1": {}, "b/1": {}}, {"b/1": {}}, {}, {}, {"a/1": {}}])
+    monkeypatch.setattr(watch, "_ports", lambda: next(ports, {}))
+    monkeypatch.setattr(watch, "_interfaces", list)
+    monkeypatch.setattr(watch, "device_of", {"a/1": "/card", "b/1": ""}.__getitem__)
+    monkeypatch.setattr(watch, "whereabouts", lambda name, device: {"state": "lost", "proof": name + device})
+    monkeypatch.setattr(processes, "find", lambda py_spy, told: ([], {}))
+    looks = iter([True, False, False, True, False, False])
+    monkeypatch.setattr(watch._Look, "begin", lambda *_: next(looks))
+    came = samples_of(lambda told: len(told) == 6)
+    assert [sorted(sample["gone"]) for sample in came] == [[], ["a/1"], ["b/1"], ["a/1"], [], ["a/1"]]
 
 
 def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:

@@ -25,15 +25,15 @@ def gpu_sample(index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rank_process(rank: int, world: int, local: int) -> dict[str, Any]:
+def rank_process(rank: int, world: int, local: int, each: int) -> dict[str, Any]:
     """What the finder of ranks tells of one."""
     environment = {
-        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "4",
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each),
         "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500",
     }  # fmt: skip
     return {
         "pid": 4000 + rank, "parent": 1, "role": "rank", "comm": "python", "program": "python3.11", "script": "train.py",
-        "launcher": "torchrun", "uid": 1000, "start_ticks": 100, "age_s": 60.0, "namespace": "net:[1]", "rank_pid": 4000 + rank,
+        "launcher": "torchrun", "uid": 1000, "start_ticks": 100, "age_s": 600.0, "namespace": "net:[1]", "rank_pid": 4000 + rank,
         "environment": environment, "spawned": False, "placed": False,
     }  # fmt: skip
 
@@ -58,11 +58,11 @@ def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
         "memory": {"MemTotal": 1000 * GIB, "MemAvailable": 800 * GIB + (int(at_s) % 7) * (1 << 20)},
         "kernel": {"pswpin": 0, "pswpout": 0, "oom_kill": 0},
         "waiting": {"cpu": 1.0, "io": 0.5, "memory": 0.0},
-        "nics": {"eth0": nic, "mlx5_0/1": port},
+        "nics": {"eth0": nic, "mlx5_0/1": port}, "gone": {},
         "ranks": own,
         "killed": {OOM_FILE: 3},
         "job": {
-            "processes": [rank_process(rank, world, rank - ranks.start) for rank in ranks],
+            "processes": [rank_process(rank, world, rank - ranks.start, len(ranks)) for rank in ranks],
             "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
         },
         "log": {"outcome": "ok", "told": log},
@@ -112,23 +112,24 @@ def bundle(
     hosts: int = 2,
     samples: int = 30,
     gpus: int = 4,
+    ranks: int = 4,
     silent: dict[str, str] | None = None,
 ) -> Bundle:
     """Hosts of one job, each with so many GPUs and ranks, watched for so many samples."""
     return Bundle(
         1, "test", "2026-11-22T00:00:00+00:00", Plan(stages=("watch",)),
-        tuple(_facts(f"gpu{number + 1:02}", number, hosts, samples, gpus, changes or {}, gpu_changes or {}, silent or {})
+        tuple(_facts(f"gpu{number + 1:02}", number, hosts, samples, gpus, ranks, changes or {}, gpu_changes or {}, silent or {})
               for number in range(hosts)),
         seconds=samples * EVERY_S,
     )  # fmt: skip
 
 
 def _facts(
-    name: str, number: int, hosts: int, samples: int, gpus: int,
+    name: str, number: int, hosts: int, samples: int, gpus: int, each: int,
     changes: dict[str, Change], gpu_changes: dict[str, Change], silent: dict[str, str],
 ) -> HostFacts:  # fmt: skip
-    ranks = range(number * 4, number * 4 + 4)
-    told, now_s = series(name, ranks, hosts * 4, samples, changes.get(name), gpu_changes.get(name), gpus)
+    ranks = range(number * each, number * each + each)
+    told, now_s = series(name, ranks, hosts * each, samples, changes.get(name), gpu_changes.get(name), gpus)
     if name in silent:
         told.fall_silent(now_s, silent[name])
         now_s += 60.0

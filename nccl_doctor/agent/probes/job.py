@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Set
 
 from nccl_doctor.agent.job import connections, processes, readings, stacks, witnesses
 from nccl_doctor.agent.probes.system import memory
-from nccl_doctor.agent.probing import probe
+from nccl_doctor.agent.probing import link, probe
 
 INTERVAL_S = 3.0
 CHILDREN_STACKS = 64
@@ -40,7 +40,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         process.pop("dump_prefixes", None)
     return {
         "uid": os.geteuid(),
-        "namespace": processes.link("/proc/self/ns/net"),
+        "namespace": link("/proc/self/ns/net"),
         "interval_s": round(second["at"] - first["at"], 3),
         "processes": found,
         **unread,

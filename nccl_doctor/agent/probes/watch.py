@@ -3,13 +3,14 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.cgroups import oom_file_of, oom_kills
 from nccl_doctor.agent.job import processes, readings, stacks
 from nccl_doctor.agent.probes import gpu, infiniband, interfaces, kernel_log, system
-from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, listed, path, probe, uptime, whole_number
+from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, link, listed, path, probe, uptime, whole_number
+from nccl_doctor.agent.whereabouts import device_of, whereabouts
 
 EVERY_S = 5.0
 LOOK_FOR_RANKS_S = 60.0  # to look through all of /proc takes longer than a whole sample
@@ -77,19 +78,30 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     look = _Look(arguments)
     known = {int(pid): _Known(ticks, oom_file_of(int(pid))) for pid, ticks in arguments.get("ranks", {}).items()}
     nics: List[str] = []
+    devices: Dict[str, str] = {}  # of each interface and port, what is behind it
+    before: Set[str] = set()
     while True:
         started = time.monotonic()
         sample: Dict[str, Any] = {"at_s": started, **_host()}
-        if look.begin(started, every_s / 5):
+        begun = look.begin(started, every_s / 5)
+        if begun:
             nics = _interfaces()
         if told := look.found():
             found, unread = told
             # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
             ranks = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
-            namespace = processes.link("/proc/self/ns/net")
+            namespace = link("/proc/self/ns/net")
             sample["job"] = {"processes": found, "namespace": namespace, "uid": os.geteuid(), **unread}
-        sample["nics"] = {**_ports(), **{name: one for name in nics if (one := _interface(name))}}
+        here = sample["nics"] = {**_ports(), **{name: one for name in nics if (one := _interface(name))}}
+        sample["gone"] = {
+            name: whereabouts(name, device)
+            for name, device in devices.items()
+            if name not in here and (name in before or (device and begun))
+        }
+        devices = {name: device for name, device in devices.items() if device or name in here}
+        devices.update({name: device_of(name) for name in here if name not in before})
+        before = set(here)
         sample["ranks"] = {str(pid): one for pid, rank in known.items() if (one := _rank(pid, rank))}
         # Read after the host's own count, so that of a kill in between nobody says that it was another job's.
         sample["killed"] = {file: oom_kills(file) for file in {oom_file for _, oom_file in known.values()} if file}
