@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from nccl_doctor.collect.watch_folds import THROTTLES, GpuFold
@@ -16,7 +15,7 @@ from nccl_doctor.facts.watch import Event, Gap, GpuSeries, Level, Watch
 from nccl_doctor.facts.watch_samples import GpuSample
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import is_live, print_again, print_hanging
+from nccl_doctor.report.terminal import LiveDisplay, print_again, print_hanging
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch import Answer
 
@@ -207,22 +206,14 @@ def told(event: Event) -> Text:
     return line.append(visible(event.text), _SEVERE.get(event.kind, ""))
 
 
-class LiveWatch:
-    """Shows a watch while it goes on. Use as a context manager."""
+class LiveWatch(LiveDisplay):
+    """Shows a watch while it goes on."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
-        self._console, self._verbose = console, verbose
+        self._verbose = verbose
         self._summed_s: float | None = None
-        self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
-
-    def __enter__(self) -> LiveWatch:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        self._table = Text()
+        super().__init__(console)
 
     def event(self, event: Event) -> None:
         """One line; a live table stays below it."""
@@ -232,10 +223,13 @@ class LiveWatch:
         """Draw the table again; without a terminal a line now and then."""
         if self._live:
             rows = live_rows(hosts, self._verbose)
-            self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
+            self._table = table(rows, self._console.width, max(2, self._console.height - 3))
         elif self._is_due(now_s, hosts):
             self._summed_s = now_s
             self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
+
+    def _picture(self) -> Text:
+        return self._table
 
     def _is_due(self, now_s: float, hosts: Sequence[HostSeries]) -> bool:
         """As soon as each host has told something, or is known to be silent; and then every so many samples."""
