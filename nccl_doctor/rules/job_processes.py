@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+import msgspec
+
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.doing import looks
+from nccl_doctor.rules.doing import AT_THE_END, looks
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
+from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
     KILLED,
     QUOTED,
@@ -139,7 +142,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                 )  # fmt: skip
         at = job.gone
         for host, numbers in at.items():
-            yield missing(job, host, numbers, fleet)
+            yield _unless_at_its_end(job, missing(job, host, numbers, fleet))
         rest = sorted(set(job.missing).difference(*at.values()))
         if not rest:
             continue
@@ -150,6 +153,17 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
             fleet.lack(
                 f"ranks {ranges(rest)} of job {job.id}", "on hosts that were not named, or not (all) read", *job.hosts
             )
+
+
+def _unless_at_its_end(job: RunningJob, told: Finding) -> Finding:
+    """A warning where all ranks that are left are at work, and none waits for others: those that are missing may have finished."""
+    for rank in job.ranks.values():
+        spins = "gpu" in rank.process.devices and rank.now.kind != "saving"  # as who waits for a GPU may do
+        busy = rank.at_work(job.interval_s) and not spins and rank not in job.waiting
+        if not busy and reason(rank, job).words not in AT_THE_END.values():
+            return told
+    title = f"{told.title}; who is left is at work and waits for nobody: the job may be at its end"
+    return msgspec.structs.replace(told, title=title, severity=Severity.WARN, confidence=0.4)
 
 
 def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
