@@ -181,5 +181,16 @@ class Job(Fact, frozen=True):
     dumps: tuple[DumpFile, ...] = ()
     dump_problems: tuple[str, ...] = ()  # those that were left out, and why
     memory: tuple[dict[str, int], ...] = ()
+    killed: tuple[
+        dict[str, int | None], ...
+    ] = ()  # by the files that count it in the ranks' control groups ("": there is none)
     pressure: dict[str, str] = msgspec.field(default_factory=dict)
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def killed_in_groups(self) -> dict[str, int] | None:
+        """By how much these counts rose from look to look; None where one of them is not known."""
+        before, after = (self.killed[0], self.killed[-1]) if self.killed else ({}, {})
+        known = {file: (count, after.get(file)) for file, count in before.items()}
+        rises = {file: last - first for file, (first, last) in known.items() if first is not None and last is not None}
+        return rises if known and len(rises) == len(known) else None

@@ -108,7 +108,8 @@ def examine(bundle: Bundle) -> Hang:
     if not jobs:
         at = fold(launcher.host for launcher in waiting)
         return _answer(bundle, "stands", f"no rank has been started: torchrun on {at} waits for others", jobs, report)
-    doubtful = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
+    warned = [item for item in report.causes if item.severity is Severity.WARN and item.stage == engine.JOB]
+    doubtful = next((item.title for item in warned if item.id != WAITING), "")
     verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "")
     return _answer(bundle, verdict, sentence, jobs, report)
 

@@ -11,18 +11,18 @@ from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.doing import AT_THE_END, looks
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
+from nccl_doctor.rules.host_memory import kills, was_it_killed
 from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
-    KILLED,
     QUOTED,
     WAITING,
-    logged,
     others,
     places,
     proof_of,
     quoted,
     ranks_of,
     silence,
+    started_s,
     state_of,
 )
 from nccl_doctor.rules.rank_variables import local_world, told_local_world, told_world
@@ -170,7 +170,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
     """These ranks have no process on this host, where its other ranks say that they must."""
     here = [rank for rank in job.ranks.values() if rank.host == host]
     found = f"{told_local_world(here[0].process)}, and only {ranks_of(here)} found"
-    killed = [line for known in fleet.hosts if known.name == host for line in logged(known, job, KILLED)]
+    killed = [kill.line for known in fleet.hosts if known.name == host for kill in kills(known, started_s(known, job))]
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
     young = min(rank.process.age_s for rank in here) < YOUNG_S
@@ -185,7 +185,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
         hosts=(host,),
         places=[Place(host=host, rank=number) for number in numbers],
         fixes=(
-            Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", host),
+            was_it_killed(host),
             Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
         ),
         explains=_GONE,

@@ -14,6 +14,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import NicSeries, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.host_memory import was_it_killed
 from nccl_doctor.rules.job_processes import YOUNG_S, missing
 from nccl_doctor.rules.job_words import places
 from nccl_doctor.rules.ranks import RunningJob
@@ -218,7 +219,7 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
                 ),
                 places=places([rank]),
                 fixes=(
-                    Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", rank.host),
+                    was_it_killed(rank.host),
                     Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
                 ),
             )

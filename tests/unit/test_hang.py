@@ -847,6 +847,17 @@ def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> No
         assert seen.verdict == "stands" and "; perhaps rank 0 waits in" in seen.sentence
 
 
+def test_ranks_in_different_collectives_are_no_proof_where_a_thread_of_one_may_come_to_them() -> None:
+    """Provoked: rank 0's thread computes, and then joins the barrier of another group that the others wait in."""
+    ranks = [process(rank, BARRIER) for rank in range(1, 4)]
+    busy = process(0, REDUCE)
+    for told in busy["stacks"]:
+        told["threads"].append({"id": 2, "name": "later", "frames": frames_of(OWN)})
+    answer = examine(bundle(busy, *ranks))
+    assert answer.verdict == "stands" and "perhaps rank 0 waits in all_reduce" in answer.sentence
+    assert mismatch(examine(bundle(process(0, REDUCE), *ranks))).confidence == 0.9
+
+
 def test_who_pickles_for_a_collective_is_at_work_and_in_no_other_call() -> None:
     """As in ``all_gather_object`` of results, of which rank 0 has none."""
     pickles = [("_object_to_tensor", REDUCE[0][1], 3405), *calls("all_gather_object", 9)]
@@ -1126,8 +1137,30 @@ def test_a_host_that_swaps_or_kills_is_told() -> None:
     before, swapping = ({"pswpin": count, "pswpout": 0, "oom_kill": 1} for count in (10, 90_000))
     answer = examine(bundle(*four(), memory=[before, swapping]))
     assert {item.id for item in answer.report.causes if item.id.startswith("sys")} == {"sys.host-oom.swapping"}
-    killing = first(examine(bundle(*four()[:3], memory=[before, {**before, "oom_kill": 2}])))
-    assert killing.id == "sys.host-oom.killed-now" and "oom_kill 1 -> 2" in killing.evidence[0].text
+
+
+GROUP = "/sys/fs/cgroup/job/memory.events"
+
+
+@pytest.mark.parametrize(
+    ("counts", "severity", "whose"),
+    [
+        (({GROUP: 5}, {GROUP: 6}), "fail", "killed 1 process of the job for want of memory in 3 s"),
+        (({GROUP: 5}, {GROUP: 5}), "info", "killed 1 process outside the job's control groups"),
+        (({GROUP: 5, "": None},) * 2, "warn", "killed 1 process, it is not known whose,"),
+        ((), "warn", "it is not known whose"),
+    ],
+)
+def test_what_the_kernel_kills_between_the_looks_is_held_against_the_job_where_it_is_the_jobs(
+    counts: tuple[Any, ...], severity: str, whose: str
+) -> None:
+    """As in ``watch``: other containers of the host are killed at limits of their own."""
+    totals = [{"pswpin": 0, "pswpout": 0, "oom_kill": count} for count in (1, 2)]
+    answer = examine(bundle(*four(), memory=totals, killed=counts))
+    told = [item for item in answer.report.findings if item.id == "sys.host-oom.killed-now"]
+    assert {item.severity.value for item in told} == {severity} and whose in told[0].title
+    assert (answer.verdict == "held") == (severity == "fail")
+    assert ("perhaps the kernel killed" in answer.sentence) == (severity == "warn")
 
 
 def test_what_the_kernel_has_logged_since_the_job_started_is_quoted() -> None:
