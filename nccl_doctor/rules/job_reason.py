@@ -8,7 +8,7 @@ from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
 from nccl_doctor.rules.doing import AT_THE_END, frames_of, main_works, other_threads
 from nccl_doctor.rules.job_words import QUOTED, proof_of
-from nccl_doctor.rules.ranks import Rank, RunningJob, computes
+from nccl_doctor.rules.ranks import Rank, RunningJob, computes, cpu_between
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ _BY_KERNEL = (
 def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason:
     """What a rank, or a worker of it, does where it is."""
     process = worker or rank.process
-    if computes(process, job.interval_s):
+    if computes(process, job.interval_s) and not _sleeps(process, job.interval_s):
         return Reason("compiles" if _by_frame(process) == "compiles" else "computes")
     main = _main(process)
     lock = _file_lock(rank, job, main) if main else None
@@ -103,6 +103,13 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
             words += ", which computes,"
     fix = _FIXES.get(words)
     return Reason(words, proof, (Fix(fix),) if fix else ())
+
+
+def _sleeps(process: Process, interval_s: float) -> bool:
+    """Whether its main thread, which does its work, slept at both looks: what little it computes is another thread's."""
+    mains = [reading.main if reading else None for reading in process.readings]
+    asleep = main_works(process) and all(main and main.state == "S" for main in mains)
+    return asleep and (cpu_between(process) or 0.0) < interval_s / 2
 
 
 def sleeps_on_a_lock(rank: Rank, job: RunningJob) -> bool:

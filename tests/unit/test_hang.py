@@ -229,6 +229,13 @@ def test_a_rank_that_may_serve_requests_is_suspected_and_not_accused(stack: Stac
     assert answer.verdict == "stands" and f"perhaps rank 0 (pid 100) {words} in evaluate" in answer.sentence
 
 
+def test_who_sleeps_beside_a_thread_that_computes_a_little_does_not_compute() -> None:
+    away = process(1, OWN, readings=[reading(), reading(cpu_s=1.6)])  # a fifth of a CPU
+    assert "waits for a lock or another thread in evaluate" in first(examine(bundle(*four(r1=away)))).title
+    awake = [reading(main={"state": "R"}), reading(cpu_s=1.6)]
+    assert "computes in evaluate" in first(examine(bundle(*four(r1=process(1, OWN, readings=awake))))).title
+
+
 def test_a_child_that_computes_is_told() -> None:
     shell = {"pid": 900, "start_ticks": 900, "parent": 100, "role": "child", "rank_pid": 100, "connections": []}
     busy = [reading(cpu_s=1.0), reading(cpu_s=3.0)]
