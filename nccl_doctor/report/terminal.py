@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import IO, Any, Literal, cast
+from abc import ABC, abstractmethod
+from typing import IO, Any, Literal, TypeVar, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.text import Text
+
+D = TypeVar("D", bound="LiveDisplay")
 
 PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
 _BLANKS_AT_ENDS = re.compile(r"(?: |\x1b\[[0-9;]*m)+(?=\n)")  # and the colours among them
@@ -50,6 +54,28 @@ def stderr_console() -> Console:
 def is_live(console: Console) -> bool:
     """Whether lines can be drawn again: a terminal, and no dumb one."""
     return console.is_terminal and not console.is_dumb_terminal
+
+
+class LiveDisplay(ABC):
+    """A picture on a terminal that is drawn again until the end; elsewhere there is none. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        """Called last: a first picture is made."""
+        self._console = console
+        self._live = Live(console=console, transient=True, get_renderable=self._picture) if is_live(console) else None
+
+    def __enter__(self: D) -> D:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    @abstractmethod
+    def _picture(self) -> RenderableType:
+        """Made when it is shown, some times a second, in a thread of its own, and not at each event."""
 
 
 _COMMAND = "nccl-doctor "
