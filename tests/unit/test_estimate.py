@@ -344,6 +344,9 @@ def test_a_measured_step_bounds_its_own_communication() -> None:
         (row,) = asked(gpus=(8,), steps=(Step(seconds, 8),), runs=(("one.json", run),), figures=Figures()).rows
         assert row.step is not None and (row.step.low, row.step.high) == pytest.approx((seconds, seconds))
         assert row.share is not None and row.share.high == pytest.approx(1.0)
+    one, eight = asked(gpus=(1, 8), steps=(Step(0.9, 8),), runs=(("one.json", run),), figures=Figures()).rows
+    assert one.step is not None and one.step.low == 0  # at the worst rate all of the step is communication
+    assert one.share == Range(0.0, 0.0) and eight.efficiency is not None and eight.efficiency.low == 0
 
 
 def test_other_measured_steps_are_compared() -> None:
