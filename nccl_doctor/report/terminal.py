@@ -108,6 +108,11 @@ def _plain(file: IO[str], width: int | None) -> Console:
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)
 
 
+def print_labelled(console: Console, label: str, style: str, text: Text) -> None:
+    """Print a line of a report's end: its label, and the text beside it."""
+    print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
+
+
 def print_hanging(console: Console, text: Text, indent: int = 0, label: int = 0, most: int = 1000) -> None:
     """Print indented; what does not fit goes on beneath, past the first ``label`` columns, without blanks at ends.
 
