@@ -251,7 +251,9 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     """
     told: dict[str, list[Hit]] = defaultdict(list)
     for hit in case.hits("nccl-version"):
-        told[nccl_release(hit.groups["version"].split("+")[0])].append(hit)
+        number = re.match(r"\d[\d.]*\d", hit.groups["version"])  # without what a record puts behind it
+        if number:
+            told[nccl_release(number[0])].append(hit)
     if len(told) < 2 or not case.has(*_VERSIONS_CLASH):
         return
     (bad, (one, *_)), (good, (other, *_)) = list(told.items())[:2]
