@@ -143,8 +143,13 @@ def held(answer: dict[str, Any], id: str, host: str, rank: int) -> dict[str, Any
     found: dict[str, Any] = answer["findings"][0]
     assert (found["id"], found["hosts"]) == (id, [host]), answer["findings"]
     assert [place.get("rank") for place in found["places"]] == [rank]
-    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]
+    assert not of_the_job(answer["findings"][1:]), answer["findings"]
     return found
+
+
+def of_the_job(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is told of the job, but for consequences. This machine's memory and kernel log are its own: others have killed there."""
+    return [item for item in findings if item["id"].startswith(("hang.", "app.")) and not item.get("folded_under")]
 
 
 def text(found: dict[str, Any]) -> str:
@@ -160,7 +165,7 @@ def test_a_job_that_works_is_not_accused(training: Training) -> None:
 
     machine.wait_for(moves, "a step while it is looked at", 120)  # it may be slow beside other tests
     answer = answers[-1]
-    assert answer["exit_code"] == 4 and not answer["findings"], answer
+    assert answer["exit_code"] == 4 and not of_the_job(answer["findings"]), answer
     assert [(row["rank"], row["host"], row["pid"]) for row in answer["ranks"]] == [
         (rank, PLACES[rank], training.pids[rank]) for rank in PLACES
     ]
@@ -251,4 +256,4 @@ def test_a_rank_that_waits_for_a_message_which_nobody_sends(training: Training) 
     assert [(place["host"], place["rank"]) for place in found["places"]] == [("gpu02", 2), ("gpu03", 3)]
     assert "rank 2 waits in recv from 3 at receive (training.py:" in found["title"]
     assert "rank 3 in all_reduce at leave (training.py:" in found["title"]
-    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]
+    assert not of_the_job(answer["findings"][1:]), answer["findings"]
