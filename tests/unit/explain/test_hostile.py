@@ -100,6 +100,19 @@ def test_a_number_that_nothing_counts_to_is_survived(digits: str) -> None:
         json.loads(to_json(explain(msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=Summary))))
 
 
+def test_a_job_of_any_size_is_survived() -> None:
+    """Whoever lists the ranks of a job counts them first."""
+    lines = (
+        f"g1:8:80 [0] NCCL INFO comm 0x1 rank 0 nranks {'9' * 18} cudaDev 0 nvmlDev 0 busId 1 commId 0x2 - Init START",
+        "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.",
+        "[rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [10.0.0.2]:4711: Connection reset by "
+        "peer",
+        "[rank0]: torch.distributed.DistStoreError: Socket Timeout",
+    )
+    assert explain_text("\n".join(lines)).world["ranks"] == int("9" * 18)
+
+
 def _seconds(call: object, line: str) -> float:
     started = time.process_time()
     call(line)  # type: ignore[operator]
@@ -142,7 +155,7 @@ def test_prefixes_are_linear(text: str) -> None:
 
 def test_a_heading_with_many_blanks_takes_no_time() -> None:
     """The pattern that tells the headings of compared releases once took half a second for this line."""
-    assert _seconds(explain_text, f"=== torch{' ' * 8000}!\n") < 0.1
+    assert min(_seconds(explain_text, f"=== torch{' ' * 8000}!\n") for _ in range(3)) < 0.1
 
 
 @pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])
