@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import first_line, listed, path, real, whole_number
+from nccl_doctor.agent.probing import first_line, link, listed, real, whole_number
 
 NVIDIA = "0x10de"
 DISPLAYS = ("0x0300", "0x0302")  # PCI classes of GPUs: display controller, 3D controller
@@ -41,10 +41,7 @@ def nvidia_devices(classes: Tuple[str, ...]) -> List[Dict[str, Any]]:
 
 
 def _link_name(absolute: str) -> Optional[str]:
-    try:
-        return os.path.basename(os.readlink(path(absolute)))
-    except OSError:
-        return None
+    return os.path.basename(link(absolute)) or None
 
 
 def slot_of(address: str) -> Optional[str]:

@@ -115,6 +115,14 @@ def listed(absolute: str) -> List[str]:
         return []
 
 
+def link(absolute: str) -> str:
+    """Where a link leads; empty where it is gone or not ours to read."""
+    try:
+        return os.readlink(path(absolute))
+    except OSError:
+        return ""
+
+
 class CommandResult(NamedTuple):
     """What a command gave. ``outcome`` is ok, tool-missing, not-permitted, failed, timed-out or truncated.
 

@@ -143,8 +143,8 @@ class _Case:
         return self.first.seconds if known else self._with(self._compute_s(gpus), gpus, faster)
 
     def share(self, gpus: int, faster: float = 1.0) -> float:
-        """The share of a step in which the GPU waits for communication."""
-        return 1.0 - self._compute_s(gpus) / self.step_s(gpus, faster)
+        """The share of a step in which the GPU waits for communication. One GPU waits for none, also where nothing is left."""
+        return 1.0 - self._compute_s(gpus) / self.step_s(gpus, faster) if gpus > 1 else 0.0
 
     def efficiency(self, gpus: int, faster: float = 1.0) -> float:
         """Work per GPU and second against the smallest number of GPUs."""

@@ -34,7 +34,6 @@ from nccl_doctor.transport.fleet import close_all, connect_all
 from nccl_doctor.transport.session import Session
 
 LOCAL_RANKS = 2
-GEMM_CPU, GEMM_GPU = 1024, 8192
 
 
 class Refused(Exception):
@@ -156,12 +155,11 @@ def _plan_world(
             )
     except CannotRun as reason:
         raise Refused(str(reason)) from reason
-    if plan.cuda_graph and world.backend != "nccl":
-        raise Refused(f"--cuda-graph is for nccl, and this is {world.backend} ({world.backend_why})", ExitCode.USAGE)
-    if plan.gemm < 0:
-        gpu = all(host.gpus and host.torch.cuda for host in prepared.values())
-        plan = msgspec.structs.replace(plan, gemm=GEMM_GPU if gpu else GEMM_CPU)
-    return plan, world
+    gpu = all(host.gpus and host.torch.cuda for host in prepared.values())
+    try:
+        return plan.settled(world.backend, world.backend_why, gpu), world
+    except ValueError as error:
+        raise Refused(str(error), ExitCode.USAGE) from error
 
 
 def _not_busy(prepared: dict[str, Prepared]) -> None:

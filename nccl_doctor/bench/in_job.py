@@ -92,10 +92,7 @@ def run(identity: ranks.Identity, plan: BenchPlan, asked: Asked, tell: Callable[
 
     started = time.monotonic()
     backend, why = _backend(plan.backend)
-    if plan.cuda_graph and backend != "nccl":
-        raise ValueError(f"--cuda-graph is for nccl, and this is {backend} ({why})")
-    if plan.gemm < 0:
-        plan = msgspec.structs.replace(plan, gemm=8192 if backend == "nccl" else 1024)
+    plan = plan.settled(backend, why, gpu=backend == "nccl")
     log = _log_file()
     os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log or "/dev/stderr"})
     os.environ["NCCL_DEBUG_SUBSYS"] = launch.SUBSYSTEMS

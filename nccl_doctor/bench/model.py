@@ -15,6 +15,7 @@ _SHORT = {
     "fp16": "float16", "half": "float16", "bf16": "bfloat16",
 }  # fmt: skip
 OPS = ("sum", "prod", "min", "max", "avg")
+GEMM_CPU, GEMM_GPU = 1024, 8192  # edges of matrices that keep a device busy for a while
 
 
 def full_dtype(word: str) -> str:
@@ -40,13 +41,20 @@ class BenchPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     check: bool = True
     cuda_graph: bool = False
     links: int = 8 << 20  # bytes for host pairs; 0: not measured
-    gemm: int = 0
+    gemm: int = 0  # edge of the square matrices; 0: not measured, -1: by the device
     python: str = ""
     env: dict[str, str] = {}
     env_per_rank: dict[str, str] = {}
     master_port: int = 0  # 0: a free one of the master's
     same_gpu: bool = False
     seed: int = 20
+
+    def settled(self, backend: str, why: str, gpu: bool) -> BenchPlan:
+        """The plan for this backend, chosen because of ``why``; ``gpu``: the ranks compute on GPUs. ``ValueError`` where it
+        cannot be run so."""
+        if self.cuda_graph and backend != "nccl":
+            raise ValueError(f"--cuda-graph is for nccl, and this is {backend} ({why})")
+        return self if self.gemm >= 0 else msgspec.structs.replace(self, gemm=GEMM_GPU if gpu else GEMM_CPU)
 
     def for_worker(self, backend: str, world: int) -> dict[str, Any]:
         """The part that every rank gets, as plain JSON."""

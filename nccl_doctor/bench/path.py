@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -135,18 +135,20 @@ def _loopback(gloo: GlooPath) -> Finding:
     )
 
 
+def _because(nccl: NcclPath, is_cause: Callable[[str], bool]) -> str:
+    """``: NCCL_IB_DISABLE is set to 1``, of the variables that may be why; empty where none of them is set."""
+    said = "; ".join(f"{name} is set to {value}" for name, value in sorted(nccl.env.items()) if is_cause(name))
+    return f": {said}" if said else ""
+
+
 def _socket(nccl: NcclPath, active: Mapping[str, list[Any]], hosts: tuple[str, ...]) -> Finding:
-    settings = {
-        name: value for name, value in nccl.env.items() if name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
-    }
-    reason = "; ".join(f"{name} is set to {value}" for name, value in sorted(settings.items()))
     first = hosts[0]
     ports = ", ".join(f"{hca.name}:{hca.port} {hca.rate_gbps:g} Gb/s" for hca in active[first][:8])
     return finding(
         "net.slow.socket-despite-ib",
         Severity.FAIL,
         "NCCL used TCP sockets although every host has an active InfiniBand or RoCE port"
-        + (f": {reason}" if reason else ""),
+        + _because(nccl, lambda name: name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")),
         [
             Evidence("Using network Socket", source="NCCL_DEBUG=INFO"),
             Evidence(f"active on {first}: {ports}", source="/sys/class/infiniband", host=first),
@@ -188,12 +190,10 @@ def _few_rails(host: str, used: int, there: int, nccl: NcclPath) -> Finding:
 
 def _shm(nccl: NcclPath, hosts: tuple[str, ...]) -> Finding:
     names = ", ".join(name for name in nccl.transports if name.startswith("SHM"))
-    settings = {name: value for name, value in nccl.env.items() if name.startswith("NCCL_P2P")}
-    reason = "; ".join(f"{name} is set to {value}" for name, value in sorted(settings.items()))
     return finding(
         "gpu.p2p.shm-despite-nvlink",
         Severity.WARN,
-        "GPUs with NVLink exchange data through host memory" + (f": {reason}" if reason else ""),
+        "GPUs with NVLink exchange data through host memory" + _because(nccl, lambda name: name.startswith("NCCL_P2P")),
         Evidence(f"Channel lines via {names}", source="NCCL_DEBUG=INFO"),
         hosts=hosts,
         confidence=0.9,

@@ -13,8 +13,6 @@ from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Fit
 
-POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
-
 
 class Range(msgspec.Struct, frozen=True):
     """From the lowest to the highest that it can be."""
@@ -72,7 +70,7 @@ def rate(machines: Machines, collective: str, gpus: int, call_bytes: float) -> R
             misfits.append(f"{name} was measured with {_world(run)}")
         elif line is None:
             misfits.append(f"{name} has no fit of {collective} (three sizes are needed)")
-        elif line.error > POOR_FIT:
+        elif line.poor:
             misfits.append(f"{name}: latency + size / bandwidth is {line.error * 100:.0f} % off for {collective}")
         else:
             found.append((abs(math.log(run.world.size / gpus)), name, run, line))

@@ -12,6 +12,7 @@ from nccl_doctor.facts.fold import counted
 
 NOISY = 0.25  # above this coefficient of variation nothing is decided
 FEWEST = 5  # times below which nothing is
+POOR_FIT = 0.5
 _NORMAL = statistics.NormalDist()
 
 
@@ -82,6 +83,11 @@ class Fit(msgspec.Struct, frozen=True):
     error: float
     half_size: int
     points: int
+
+    @property
+    def poor(self) -> bool:
+        """Whether it misses the points by more than half, and so says nothing of them."""
+        return self.error > POOR_FIT
 
 
 def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Fit | None:

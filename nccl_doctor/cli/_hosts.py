@@ -16,6 +16,7 @@ from nccl_doctor.cli import _signals
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from nccl_doctor.bench.outcome import Outcome
     from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Bundle
     from nccl_doctor.inventory import HostEntry, Inventory
@@ -73,6 +74,9 @@ SshConfig = Annotated[
     typer.Option("--ssh-config", metavar="FILE", help="ssh config file to use in place of the usual ones (ssh -F)."),
 ]
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
+
+RankZero = Annotated[str, typer.Option("--master", metavar="HOST", help="Host of rank 0 [default: the first].")]
+StepLimit = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="Limit of every single step.")]
 
 Deadline = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")]
 Master = Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")]
@@ -140,6 +144,12 @@ def release(text: str) -> str:
     return text
 
 
+Backend = Annotated[
+    str,
+    typer.Option(
+        parser=one_of("auto", "nccl", "gloo"), metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs."
+    ),
+]
 Format = Annotated[
     str,
     typer.Option(parser=format_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
@@ -224,6 +234,16 @@ def read_bundle(path: Path, *, of: str = "check") -> Bundle:
     if of == "check":
         stop(f"{path}: a bundle of {kept_by}; it is read by `nccl-doctor {kept_by} --from FILE`")
     stop(f"{path}: a bundle of {kept_by}; {of} reads what `nccl-doctor {of} --save FILE` keeps")
+
+
+def saved_run(path: Path, said: str = "") -> Outcome:
+    """A run that ``bench --save`` kept; stops where the file holds none, with ``said`` before the reason."""
+    from nccl_doctor.bench.outcome import BaselineError, read
+
+    try:
+        return read(path)
+    except BaselineError as error:
+        stop(f"{said}{error}")
 
 
 # Parameters that say what is measured, where and how long.

@@ -73,14 +73,7 @@ def bench(
     op: Annotated[
         str, typer.Option(parser=_operation, metavar="OP", help="Reduction: sum, prod, min, max, avg.")
     ] = "sum",
-    backend: Annotated[
-        str,
-        typer.Option(
-            parser=_hosts.one_of("auto", "nccl", "gloo"),
-            metavar="auto|nccl|gloo",
-            help="auto: nccl where every host has GPUs.",
-        ),
-    ] = "auto",
+    backend: _hosts.Backend = "auto",
     gpus_per_host: Annotated[
         int,
         typer.Option(
@@ -127,14 +120,14 @@ def bench(
     allow_busy: Annotated[
         bool, typer.Option("--allow-busy", help="Measure although other processes use the GPUs.")
     ] = False,
-    master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
+    master: _hosts.RankZero = "",
     master_port: Annotated[
         int,
         typer.Option(
             metavar="PORT", show_default=False, min=0, max=65535, help="Port of the store [default: a free one]."
         ),
     ] = 0,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
+    timeout: _hosts.StepLimit = 60.0,
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -179,18 +172,15 @@ def bench(
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
         _hosts.stop("--plot draws bandwidth over size, and gemm has neither")
-    if gpus_per_host and ranks_per_host:
-        _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
-    if gpus_per_host and backend == "gloo":
-        _hosts.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
+    backend, ranks = _ranks(backend, gpus_per_host, ranks_per_host)
     plan = BenchPlan(
         collectives=names,
         sizes=wanted,
         dtype=dtype,
         op=op,
-        backend="nccl" if gpus_per_host else backend,
+        backend=backend,
         modes=_modes(in_place, out_of_place, both, format),
-        ranks_per_host=gpus_per_host or ranks_per_host,
+        ranks_per_host=ranks,
         warmup=warmup,
         iters=iters,
         budget_s=time_budget,
@@ -205,8 +195,8 @@ def bench(
         same_gpu=same_gpu,
         links=8 << 20 if names != (GEMM,) else 0,
     )
-    asked = Asked(_command(), min_busbw, _baseline(baseline))
-    telling.before = asked.baseline
+    telling.before = None if baseline is None else _hosts.saved_run(baseline, "--baseline ")
+    asked = Asked(_command(), min_busbw, telling.before)
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     elsewhere = {"--master": master, "--master-port": master_port, "--python": python, "--env-setup": env_setup}
     _inside_a_job(plan, asked, telling, local, [option for option, given in elsewhere.items() if given])
@@ -235,6 +225,17 @@ def _what(collective: str, sizes: str | None, dtype: str, format: str) -> tuple[
     if sizes:
         _hosts.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
     return names, ()
+
+
+def _ranks(backend: str, gpus_per_host: int, ranks_per_host: int) -> tuple[str, int]:
+    """The backend, and the ranks of a host (0: by default)."""
+    if not gpus_per_host:
+        return backend, ranks_per_host
+    if ranks_per_host:
+        _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
+    if backend == "gloo":
+        _hosts.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
+    return "nccl", gpus_per_host
 
 
 def _modes(in_place: bool, out_of_place: bool, both: bool, format: str) -> tuple[str, ...]:
@@ -291,17 +292,6 @@ def _doubts(env: dict[str, str]) -> Iterator[str]:
     hides += [name for name in ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS") if name in env]
     if hides:
         yield f"with {', '.join(hides)} the path cannot be proved, which is read from NCCL's whole log (INFO)"
-
-
-def _baseline(path: Path | None) -> Outcome | None:
-    if path is None:
-        return None
-    from nccl_doctor.bench.outcome import BaselineError, read
-
-    try:
-        return read(path)
-    except BaselineError as error:
-        _hosts.stop(f"--baseline {error}")
 
 
 def _command() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,7 +13,7 @@ from nccl_doctor.cli import _hosts, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from nccl_doctor.env.fix import Change
+    from nccl_doctor.env.examine import Examination
     from nccl_doctor.facts.model import Bundle
     from nccl_doctor.inventory import Inventory
     from nccl_doctor.transport.base import ConnectOptions
@@ -28,30 +28,18 @@ env = typer.Typer(
 )
 app.add_typer(env)
 
-
 # What lint and a recommendation are drawn from.
 LINT_STAGES = ("interfaces", "software", "infiniband")
 RECOMMEND_STAGES = ("connectivity", "interfaces", "system", "software", "infiniband")
 
 
-NcclVersion = Annotated[
-    str,
-    typer.Option(
-        "--nccl-version",
-        parser=_hosts.release,
-        metavar="X.Y.Z",
-        help="Judge for this NCCL release [default: the newest known].",
-    ),
-]
-TorchVersion = Annotated[
-    str,
-    typer.Option(
-        "--torch-version",
-        parser=_hosts.release,
-        metavar="X.Y.Z",
-        help="Judge for this PyTorch release [default: the newest known].",
-    ),
-]
+def _release_option(option: str, of: str) -> Any:
+    told = f"Judge for this {of} release [default: the newest known]."
+    return typer.Option(option, parser=_hosts.release, metavar="X.Y.Z", help=told)
+
+
+NcclVersion = Annotated[str, _release_option("--nccl-version", "NCCL")]
+TorchVersion = Annotated[str, _release_option("--torch-version", "PyTorch")]
 SavedBundle = Annotated[
     Path | None, typer.Option("--from", metavar="BUNDLE", help="A bundle saved by check, instead of hosts.")
 ]
@@ -85,14 +73,14 @@ def show(
 ) -> None:
     """What a variable does: versions, values, default, when to set it, when never. Exit status 0 if it is known."""
     from nccl_doctor.env import knowledge
-    from nccl_doctor.report import env as report
+    from nccl_doctor.report.env import WIDTH, variable
 
     answers = [knowledge.lookup(_name_in(said), nccl_version, torch_version) for said in names]
     if format == "json":
-        pages = [report.answer_json(answer) for answer in answers]
+        pages = [variable.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2))
     else:
-        typer.echo("\n".join(report.answer_text(answer, _hosts.columns(report.WIDTH)) for answer in answers), nl=False)
+        typer.echo("\n".join(variable.answer_text(answer, _hosts.columns(WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -159,23 +147,11 @@ def lint(
 ) -> None:
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
     from nccl_doctor.env import examine
-    from nccl_doctor.env import fix as fixing
-    from nccl_doctor.env.assignments import is_ours
-    from nccl_doctor.env.files import STANDARD_INPUT
-    from nccl_doctor.report import env as report
-    from nccl_doctor.report.safe_text import visible
+    from nccl_doctor.report.env import WIDTH
+    from nccl_doctor.report.env import lint as told
 
-    if (write or in_place) and not fix:
-        _hosts.stop("--write and --in-place need --fix")
-    if write and in_place:
-        _hosts.stop("--write writes beside the file, --in-place changes it: choose one")
-    file = [*(paths or ()), *(file or ())]
-    if fix and not set(file) - {STANDARD_INPUT}:
-        _hosts.stop("--fix needs a file: only files can be corrected")
-    for name in file:
-        variable = name.partition("=")[0]
-        if variable.isidentifier() and is_ours(variable) and not Path(name).exists():
-            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
+    files = [*(paths or ()), *(file or ())]
+    _check_files(files, fix, write, in_place)
     facts = None
     if bundle is not None:
         facts = _saved(context, bundle, nccl_version)
@@ -186,34 +162,53 @@ def lint(
         found = _hosts.load_inventory(hosts, host_list, slurm)
         facts = _collected(found, connect, LINT_STAGES, nccl_version, deadline)
     try:
-        result = examine.examine(file, log or (), facts, nccl_version, torch_version)
+        result = examine.examine(files, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
         _hosts.stop(str(error))
     if fix:
-        for change in fixing.changes(result.remarks):
-            typer.echo(change.diff, nl=False)
-            for kept in change.left:
-                typer.echo(f"left for you: {visible(kept)}", err=True)
-            if write or in_place:
-                _write(change, change.file if in_place else f"{change.file}.fixed")
+        _fix(result, ".fixed" if write else "" if in_place else None)
     elif format == "json":
-        typer.echo(json.dumps(report.lint_json(result), indent=2))
+        typer.echo(json.dumps(told.lint_json(result), indent=2))
     else:
-        typer.echo(report.lint_text(result, show_info, _hosts.columns(report.WIDTH)), nl=False)
-    code = result.exit_code(strict)
-    if code is not ExitCode.HEALTHY:
-        raise typer.Exit(code)
+        typer.echo(told.lint_text(result, show_info, _hosts.columns(WIDTH)), nl=False)
+    raise typer.Exit(result.exit_code(strict))
 
 
-def _write(change: Change, path: str) -> None:
+def _check_files(files: list[str], fix: bool, write: bool, in_place: bool) -> None:
+    """Stop at options of --fix that do not go together, and at a variable where a file is expected."""
+    from nccl_doctor.env.assignments import is_ours
+    from nccl_doctor.env.files import STANDARD_INPUT
+
+    if (write or in_place) and not fix:
+        _hosts.stop("--write and --in-place need --fix")
+    if write and in_place:
+        _hosts.stop("--write writes beside the file, --in-place changes it: choose one")
+    if fix and not set(files) - {STANDARD_INPUT}:
+        _hosts.stop("--fix needs a file: only files can be corrected")
+    for name in files:
+        variable = name.partition("=")[0]
+        if variable.isidentifier() and is_ours(variable) and not Path(name).exists():
+            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
+
+
+def _fix(result: Examination, ending: str | None) -> None:
+    """Show what would be changed, and write it to the file's name with this ending; without one, nowhere."""
     from nccl_doctor.env import fix as fixing
+    from nccl_doctor.report.safe_text import visible
 
-    try:
-        fixing.write(change, path)
-    except OSError as error:
-        _hosts.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
-    if path != change.file:
-        typer.echo(f"wrote {path}", err=True)
+    for change in fixing.changes(result.remarks):
+        typer.echo(change.diff, nl=False)
+        for kept in change.left:
+            typer.echo(f"left for you: {visible(kept)}", err=True)
+        if ending is None:
+            continue
+        path = f"{change.file}{ending}"
+        try:
+            fixing.write(change, path)
+        except OSError as error:
+            _hosts.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+        if ending:
+            typer.echo(f"wrote {path}", err=True)
 
 
 ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json")
@@ -255,7 +250,8 @@ def recommend(
     from nccl_doctor.env import recommend as advising
     from nccl_doctor.env import recommend_model
     from nccl_doctor.env.hosts import not_reached
-    from nccl_doctor.report import env as report
+    from nccl_doctor.report.env import WIDTH
+    from nccl_doctor.report.env import advice as told
     from nccl_doctor.rules import needs
 
     if bundle is not None:
@@ -272,10 +268,10 @@ def recommend(
     absent = tuple(f"{host.name} {why}" for host in facts.hosts if (why := not_reached(host)))
     advice = msgspec.structs.replace(advice, unknown=(*absent, *advice.unknown))
     if format == "text":
-        typer.echo(report.advice_text(advice, _hosts.columns(report.WIDTH)), nl=False)
+        typer.echo(told.advice_text(advice, _hosts.columns(WIDTH)), nl=False)
     else:
-        typer.echo(report.ADVICE_FORMATS[format](advice), nl=False)
-    for note in report.not_shown(advice, format):
+        typer.echo(told.ADVICE_FORMATS[format](advice), nl=False)
+    for note in told.not_shown(advice, format):
         typer.echo(f"note: {note}", err=True)
     if advice.unknown:
         raise typer.Exit(ExitCode.INCOMPLETE)
@@ -294,21 +290,14 @@ def tune(
         typer.Option("--set", metavar="'NAME=VALUE ...'", help="A candidate: variables to set together. Repeatable."),
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
-    backend: Annotated[
-        str,
-        typer.Option(
-            parser=_hosts.one_of("auto", "nccl", "gloo"),
-            metavar="auto|nccl|gloo",
-            help="auto: nccl where all hosts have GPUs.",
-        ),
-    ] = "auto",
+    backend: _hosts.Backend = "auto",
     ranks_per_host: Annotated[
         int, typer.Option(metavar="N", show_default=False, min=0, help="Ranks per host [default: as bench].")
     ] = 0,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Limit of every single step.")] = 60.0,
+    timeout: _hosts.StepLimit = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
-    master: Annotated[str, typer.Option(metavar="HOST", help="Host of rank 0 [default: the first].")] = "",
+    master: _hosts.RankZero = "",
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
     env_setup: _hosts.EnvSetup = "",
@@ -324,7 +313,7 @@ def tune(
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.sizes import SizeError, parse_sizes
     from nccl_doctor.bench.tune import Failed
-    from nccl_doctor.report import env as report
+    from nccl_doctor.report.env.tuning import tuning_json, tuning_text
 
     try:
         plan = BenchPlan(
@@ -360,8 +349,8 @@ def tune(
     except Failed as reason:
         _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
     if format == "json":
-        typer.echo(json.dumps(report.tuning_json(result), indent=2))
+        typer.echo(json.dumps(tuning_json(result), indent=2))
     else:
-        typer.echo(report.tuning_text(result), nl=False)
+        typer.echo(tuning_text(result), nl=False)
     if not result.decided:
         raise typer.Exit(ExitCode.INCOMPLETE)

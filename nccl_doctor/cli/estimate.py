@@ -173,13 +173,9 @@ def _model(way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, 
 
 
 def _run(path: Path) -> Outcome:
-    from nccl_doctor.bench.outcome import BaselineError, read
     from nccl_doctor.bench.rates import trouble
 
-    try:
-        run = read(path)
-    except BaselineError as error:
-        _hosts.stop(f"--from {error}")
+    run = _hosts.saved_run(path, "--from ")
     if why := trouble(run):
         _hosts.stop(f"--from {path}: says nothing of rates: {why}")
     return run

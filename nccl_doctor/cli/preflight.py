@@ -149,7 +149,9 @@ def preflight(
     budget_s = _hosts.seconds(budget or rules.budget or "120s", _said("budget", budget), "90s, 3m or 1h")
     connect: ConnectOptions | None = None
     if earlier is None:
-        _check_profile(chosen := profile or rules.profile or "standard", _said("profile", profile))
+        chosen = profile or rules.profile or "standard"
+        if chosen not in PROFILES:
+            _hosts.stop(f"{_said('profile', profile)} {chosen!r}: expected one of {', '.join(PROFILES)}")
         plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
 
@@ -218,11 +220,6 @@ def _check_files(files: dict[str, Path | None], reports: dict[str, Path]) -> Non
 def _said(name: str, option: object) -> str:
     """Where a value that is wrong was given."""
     return f"--{name}" if option else f"{name} in the policy file"
-
-
-def _check_profile(profile: str, said: str) -> None:
-    if profile not in PROFILES:
-        _hosts.stop(f"{said} {profile!r}: expected one of {', '.join(PROFILES)}")
 
 
 def _requirements(options: list[str]) -> tuple[str, ...]:

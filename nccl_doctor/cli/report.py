@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from nccl_doctor.bench.outcome import Outcome
 
 
 @app.command(
@@ -82,7 +79,7 @@ def report(
     if name == "html":
         from nccl_doctor.report import html
 
-        text = html.render(judged, facts, None, _runs(runs or []))
+        text = html.render(judged, facts, None, [(path.stem, _hosts.saved_run(path)) for path in runs or []])
     else:
         text = formats.render(name, judged, gate, facts)
     if output is None:
@@ -92,12 +89,3 @@ def report(
         files.write(output, text.encode())
     except OSError as error:
         _hosts.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
-
-
-def _runs(paths: list[Path]) -> list[tuple[str, Outcome]]:
-    from nccl_doctor.bench import outcome
-
-    try:
-        return [(path.stem, outcome.read(path)) for path in paths]
-    except outcome.BaselineError as error:
-        _hosts.stop(str(error))

@@ -47,7 +47,6 @@ HOPELESS = (
 )
 GPUS_AGAIN_S = 60.0  # after NVML has not answered, then ever later: a call that hangs may leave a process behind
 GPUS_AGAIN_MOST_S = 3600.0
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what nonsense in a sample raises
 LOOK_S = 1.0
 END_S = 3.0  # for threads to see that it is over
 
@@ -162,12 +161,8 @@ class _Watch:
 
         def take(sample: dict[str, Any]) -> None:
             with self.lock:
-                try:
-                    events: list[Event | None] = [*series.take(sample, self.now_s)]
-                    self.attempts[name] = 0
-                except UNREADABLE as error:
-                    events = [series.fall_silent(self.now_s, f"a sample that cannot be read: {error!r}")]
-                self.tell(*events)
+                self.tell(*series.take(sample, self.now_s))
+                self.attempts[name] = 0
 
         def ask(lent: dict[str, str]) -> ProbeResult:
             with self.lock:
@@ -189,11 +184,8 @@ class _Watch:
         def take(step: dict[str, Any]) -> None:
             nonlocal pause_s
             with self.lock:
-                try:
-                    self.tell(*series.take_gpus(step, self.now_s))
-                    pause_s = GPUS_AGAIN_S
-                except UNREADABLE as error:
-                    series.lose_gpus(self.now_s, f"a sample that cannot be read: {error!r}", None)
+                self.tell(*series.take_gpus(step, self.now_s))
+                pause_s = GPUS_AGAIN_S
 
         while session.alive and not self.over.is_set():  # else the host's next connection has a thread of its own
             try:
@@ -275,19 +267,7 @@ class _Watch:
         if isinstance(found, Reach):
             return HostFacts(entry.name, found, {}, entry.slots)
         none = ProbeResult(Outcome.NOT_RUN, None, "no sample")
-        series = self.series[entry.name]
-        told = series.facts(now_s)
-        log = told["kernel_log"]
-        probes = dict.fromkeys(("watch", "job", "kernel_log"), none)
-        if series.samples or series.silence.now:
-            probes["watch"] = ProbeResult(Outcome.OK, msgspec.to_builtins(told["watch"]))
-        if "namespace" in told["job"]:
-            probes["job"] = ProbeResult(Outcome.OK, told["job"])
-        if log["outcome"] == "ok":
-            probes["kernel_log"] = ProbeResult(Outcome.OK, {key: log[key] for key in log if key != "outcome"})
-        elif series.samples:
-            probes["kernel_log"] = ProbeResult(Outcome(log["outcome"]), None, log["detail"])
-        probes["gpu"] = self.gpus.get(entry.name, none)
+        probes = {**self.series[entry.name].results(now_s), GpuFact.PROBE: self.gpus.get(entry.name, none)}
         reach = msgspec.structs.replace(found.reach, outcome=ReachOutcome.OK)
         return HostFacts(entry.name, reach, dict(sorted(probes.items())), entry.slots)
 

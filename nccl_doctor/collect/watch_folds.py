@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Container, Iterator
+from typing import Generic, TypeVar
 
 import msgspec
 
-from nccl_doctor.facts.watch import Gap, GpuSeries, Level, NicSeries, Points, RankSeries
+from nccl_doctor.facts.job import Process, Reading
+from nccl_doctor.facts.watch import NOT_ASKED, Gap, GpuSeries, Level, NicSeries, Points, RankSeries, Whereabouts
+from nccl_doctor.facts.watch_samples import GpuSample, NicSample, RankSample
 from nccl_doctor.rules.nvidia import LOST, reasons
 from nccl_doctor.rules.units import duration
 
@@ -20,7 +22,13 @@ THROTTLES = 0x20 | 0x40 | 0x80 | 0x08  # a power cap is normal under load
 AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
 GAPS = 500
+_BUSY_LEVELS = ("temperature_c", "power_w", "clock_sm_mhz")
 _GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries")
+
+
+def whole(number: float | None) -> int | None:
+    """As a whole number; None where there is none."""
+    return None if number is None else int(number)
 
 
 class Running:
@@ -52,9 +60,8 @@ class Cost:
         self._last: tuple[float, float] | None = None
         self.percent = Running()
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """``at_s`` and ``cost_s`` of a sample; less of the latter than before is another process."""
-        at_s, cost_s = float(sample["at_s"]), float(sample["cost_s"])
+    def add(self, at_s: float, cost_s: float) -> None:
+        """What it had cost at a time; less than before is another process."""
         if self._last and at_s > self._last[0] and cost_s >= self._last[1]:
             self.percent.add(100 * (cost_s - self._last[1]) / (at_s - self._last[0]))
         self._last = at_s, cost_s
@@ -141,12 +148,10 @@ class GpuFold:
         self.seen_s: float | None = None  # the last sample that told something
         self.silence = Silence[Gap]()
         self.samples = self.busy = self.throttle_known = 0
-        self.now: Mapping[str, Any] = {}  # the last sample; empty once no more come
-        self.limits: dict[str, Any] = {}
-        self.levels = {
-            name: Running()
-            for name in ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz", "memory_share")
-        }
+        self.now: GpuSample | None = None  # the last sample; None once no more come
+        self.power_limit_w: float | None = None
+        self.memory_total_bytes: float | None = None
+        self.levels = {name: Running() for name in ("utilization_percent", "memory_share", *_BUSY_LEVELS)}
         self.throttled: dict[str, int] = {}
         self.rises = Rises()
         self.refused: dict[str, str] = {}
@@ -154,12 +159,12 @@ class GpuFold:
 
     def miss(self, why: str, now_s: float) -> Iterator[tuple[str, str]]:
         """NVML gave a sample that tells nothing of it."""
-        self.now = {}
+        self.now = None
         from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
         if self.silence.begin(Gap(from_s, from_s, why)):
             yield "gpu-lost", f"GPU {self.index} does not answer the driver: {why}"
 
-    def take(self, told: Mapping[str, Any], now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
+    def take(self, told: GpuSample, now_s: float, job_runs: bool) -> Iterator[tuple[str, str]]:
         """Kind and text of what begins with this sample. Idle times count while a job runs."""
         if why := _lost(told):
             yield from self.miss(why, now_s)
@@ -167,30 +172,28 @@ class GpuFold:
         if lasted := self.silence.end(now_s):
             yield "gpus", f"GPU {self.index} answers again, after {lasted}"
         self.now, self.samples, self.seen_s = told, self.samples + 1, now_s
-        self.limits.update({name: told[name] for name in ("power_limit_w", "memory_total_bytes") if name in told})
+        self.power_limit_w = told.power_limit_w or self.power_limit_w
+        self.memory_total_bytes = told.memory_total_bytes or self.memory_total_bytes
         lacking = {name: why for name, why in self.refused.items() if why != "not supported"}
-        self.refused = {**{str(name): str(why) for name, why in told["refused"].items()}, **lacking}
-        use, used, total = (
-            told.get(name) for name in ("utilization_percent", "memory_used_bytes", "memory_total_bytes")
-        )
+        self.refused = {**told.refused, **lacking}
+        use, mask = told.utilization_percent, told.throttle_reasons or 0
         self.levels["utilization_percent"].add(use if job_runs else None)
-        self.levels["memory_share"].add(used / total if used is not None and total else None)
+        self.levels["memory_share"].add(told.memory_share)
         for name in _GPU_COUNTERS:
-            self.rises.add(name, told.get(name))
+            self.rises.add(name, getattr(told, name))
         if use is None or use < BUSY_PERCENT:
             return
         self.busy += 1
-        for name in ("temperature_c", "power_w", "clock_sm_mhz"):
-            self.levels[name].add(told.get(name))
-        mask = told.get("throttle_reasons")
-        self.throttle_known += mask is not None
-        for bit in (1 << number for number in range(10) if (mask or 0) >> number & 1):
+        for name in _BUSY_LEVELS:
+            self.levels[name].add(getattr(told, name))
+        self.throttle_known += told.throttle_reasons is not None
+        for bit in (1 << number for number in range(10) if mask >> number & 1):
             self.throttled[str(bit)] = self.throttled.get(str(bit), 0) + 1
-        words = ", ".join(reasons((mask or 0) & THROTTLES))
+        words = ", ".join(reasons(mask & THROTTLES))
         if words:
             if now_s - self._throttled_s.get(words, -AGAIN_S) >= AGAIN_S:
-                heat = "" if told.get("temperature_c") is None else f", {told['temperature_c']} C"
-                clock = "" if told.get("clock_sm_mhz") is None else f", SM clock {told['clock_sm_mhz']} MHz"
+                heat = "" if told.temperature_c is None else f", {told.temperature_c:.0f} C"
+                clock = "" if told.clock_sm_mhz is None else f", SM clock {told.clock_sm_mhz:.0f} MHz"
                 yield "throttle", f"GPU {self.index} is throttled: {words}{heat}{clock}"
             self._throttled_s[words] = now_s
 
@@ -198,19 +201,19 @@ class GpuFold:
         """All of it, folded."""
         return GpuSeries(
             self.index, self.bus_id, self.samples, self.busy, **{name: level.level() for name, level in self.levels.items()},
-            power_limit_w=self.limits.get("power_limit_w"), memory_total_bytes=self.limits.get("memory_total_bytes"),
+            power_limit_w=self.power_limit_w, memory_total_bytes=whole(self.memory_total_bytes),
             throttled=self.throttled, throttle_known=self.throttle_known, rises=self.rises.sums, refused=self.refused,
             gaps=self.silence.gaps(now_s),
         )  # fmt: skip
 
 
-def _lost(told: Mapping[str, Any]) -> str:
+def _lost(told: GpuSample) -> str:
     """What NVML says of a GPU that is lost (some answers may still come from what it has kept), or of which each call failed.
 
     Empty where it is there.
     """
-    errors = [str(why) for why in told["refused"].values() if why not in ("not supported", "not permitted")]
-    silent = not told.keys() - {"index", "bus_id", "refused"}
+    errors = [why for why in told.refused.values() if why not in ("not supported", "not permitted")]
+    silent = told == GpuSample(told.index, told.bus_id, told.refused)
     return next((why for why in errors if LOST in why or silent), "")
 
 
@@ -222,60 +225,68 @@ class NicFold:
         self.full = 0
         self.seen_s: float | None = None
         self.silence = Silence[Gap]()
-        self._last: tuple[float, int, int] | None = None
+        self.gone = NOT_ASKED
+        self._last: tuple[float, float, float] | None = None
 
-    def miss(self, now_s: float) -> Iterator[tuple[str, str]]:
-        """It is not there (any more)."""
+    def miss(self, gone: Whereabouts | None, now_s: float) -> Iterator[tuple[str, str]]:
+        """It is not there (any more); ``gone``: what became of it, where that is told."""
+        self.gone = gone or self.gone
         from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
         if self.silence.begin(Gap(from_s, from_s, "not in /sys")):
-            yield "link", f"{self.name} is gone"
+            yield "link", f"{self.name} is gone" + (f": {gone.proof}" if gone else "")
 
-    def take(
-        self, counters: Mapping[str, Any], rate: float | None, at_s: float, now_s: float
-    ) -> Iterator[tuple[str, str]]:
+    def take(self, told: NicSample, at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
         """Kind and text of what happened since the last sample; ``at_s``: by the host's own clock."""
         if lasted := self.silence.end(now_s):
             yield "link", f"{self.name} is back, after {lasted}"
-        self.rate, self.seen_s = rate, now_s
-        received, sent = counters.get("rx_bytes"), counters.get("tx_bytes")
+        self.rate, self.seen_s = told.bytes_per_s, now_s
+        received, sent = told.received_bytes, told.sent_bytes
         if received is not None and sent is not None:
             if self._last and at_s > self._last[0] and received >= self._last[1] and sent >= self._last[2]:
                 seconds = at_s - self._last[0]
                 rates = (received - self._last[1]) / seconds, (sent - self._last[2]) / seconds
                 self.received.add(rates[0])
                 self.sent.add(rates[1])
-                self.full += bool(rate) and max(rates) >= FULL_SHARE * (rate or 0)
+                self.full += self.rate is not None and max(rates) >= FULL_SHARE * self.rate
             self._last = at_s, received, sent
-        for name, value in counters.items():
-            rise = 0 if name in ("rx_bytes", "tx_bytes") else self.rises.add(name, value)
+        for name, value in told.errors.items():
+            rise = self.rises.add(name, value)
             if rise and name in ("losses", "link_downed"):
                 yield "link", f"the link of {self.name} went down ({rise} times)"
 
     def series(self, now_s: float) -> NicSeries:
         """All of it, folded."""
         received, sent, gaps = self.received.level(), self.sent.level(), self.silence.gaps(now_s)
-        return NicSeries(self.name, self.rate, received, sent, self.full, self.rises.sums, gaps)
+        return NicSeries(self.name, self.rate, received, sent, self.full, self.rises.sums, gaps, self.gone)
 
 
 class RankFold:
-    def __init__(self, pid: int, now_s: float) -> None:
-        self.pid, self.first_s, self.last_s = pid, round(now_s, 3), now_s
+    def __init__(self, process: Process, told: RankSample, at_s: float, now_s: float) -> None:
+        self.process, self.first_s, self.last_s = process, round(now_s, 3), now_s
         self.samples = 0
         self.cpu, self.resident = Running(), Series()
         self.ended_s: float | None = None
-        self.oom_file = ""
-        self.reading: tuple[float, float, str] | None = None  # by the host's clock: when, CPU time, state
+        self._last = at_s, told  # by the host's clock
 
-    def take(self, told: Mapping[str, Any], at_s: float, now_s: float) -> None:
+    def take(self, process: Process, told: RankSample, at_s: float, now_s: float) -> None:
         """One sample."""
-        if self.reading and at_s > self.reading[0]:
-            self.cpu.add(100 * (told["cpu_s"] - self.reading[1]) / (at_s - self.reading[0]))
-        self.reading = at_s, told["cpu_s"], told["state"]
-        self.oom_file = str(told["oom_file"])
-        self.resident.add(now_s, told["resident_bytes"])
+        before_s, before = self._last
+        if at_s > before_s:
+            self.cpu.add(100 * (told.cpu_s - before.cpu_s) / (at_s - before_s))
+        self.process, self._last = process, (at_s, told)
+        self.resident.add(now_s, told.resident_bytes)
         self.last_s, self.samples = round(now_s, 3), self.samples + 1
+
+    def told(self) -> Process:
+        """The process at the end of the watch, as ``hang`` would tell it."""
+        _, told = self._last
+        reading = Reading(told.state, told.cpu_s)
+        last = None if self.ended_s is not None else reading
+        return msgspec.structs.replace(self.process, readings=(reading, last), stacks=(None, None))
 
     def series(self) -> RankSeries:
         """All of it, folded."""
-        cpu, resident = self.cpu.level(), self.resident.points()
-        return RankSeries(self.pid, self.samples, self.first_s, self.last_s, self.ended_s, cpu, resident, self.oom_file)
+        return RankSeries(
+            self.process.pid, self.samples, self.first_s, self.last_s, self.ended_s, self.cpu.level(),
+            self.resident.points(), self._last[1].oom_file,
+        )  # fmt: skip

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nccl_doctor.collect.watch_folds import Cost, GpuFold, NicFold, RankFold, Rises, Running, Series, Silence
+import msgspec
+
+from nccl_doctor.collect.watch_folds import Cost, GpuFold, NicFold, RankFold, Rises, Running, Series, Silence, whole
 from nccl_doctor.facts.fold import counted, ranges
 from nccl_doctor.facts.gpu import Witness
-from nccl_doctor.facts.infiniband import Port
+from nccl_doctor.facts.job import Job, Process
+from nccl_doctor.facts.kernel_log import KernelLogFact, LogLine
+from nccl_doctor.facts.model import Fact, Outcome, ProbeResult
 from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch
+from nccl_doctor.facts.watch_samples import GpusSample, HostSample, LogSample
 
 DRIFT = 1e-4  # of two machines' clocks, at most
 EVENTS = 500
@@ -18,7 +23,7 @@ LINES_TOLD = 5  # of the kernel log, at once: a flood has no more to say
 LINES_KEPT = 500
 RANKS_KEPT = 2048
 GONE_NICS_KEPT = 256  # the first ones: the host's own were there from the start
-_PORT_DATA = {"rx_bytes": "port_rcv_data", "tx_bytes": "port_xmit_data"}
+UNREADABLE = "a sample that cannot be read"
 
 
 class HostSeries:
@@ -27,6 +32,7 @@ class HostSeries:
     def __init__(self, name: str, every_s: float) -> None:
         self.name, self.every_s = name, every_s
         self.samples = 0
+        self.unread, self.unread_why = 0, ""  # samples that could not be read, and why the first of them
         self.began_s: float | None = None
         self.seen_s: float | None = None  # the last sample
         self.silence = Silence[Gap]()
@@ -35,23 +41,22 @@ class HostSeries:
         self.gpus_silence = Silence[DriverGap]()
         self.nics: dict[str, NicFold] = {}
         self.ranks: dict[int, RankFold] = {}
-        self.processes: dict[int, dict[str, Any]] = {}
-        self.job: dict[str, Any] = {}
+        self.job: Job | None = None  # of the last look for ranks
         self.cpu = Running()
         self.waiting: dict[str, Running] = {}
-        self.memory: dict[str, int] = {}
+        self.memory: dict[str, float] = {}
         self.available = Series()
         self.kernel = Rises()
         self.killed = Rises()  # by the files of the ranks' control groups
         self._others_killed = 0
-        self.log: dict[str, Any] = {"outcome": "failed", "detail": "no sample"}
+        self.log = LogSample(Outcome.NOT_RUN, "no sample")
         # Each with its number; apart, so that the flood that follows an Xid does not push it out.
-        self.xids: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
-        self.lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=LINES_KEPT)
+        self.xids: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
+        self.lines: deque[tuple[int, LogLine]] = deque(maxlen=LINES_KEPT)
         self.lines_seen = 0
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.events_seen = 0
-        self._ticks: tuple[int, int] | None = None
+        self._ticks: tuple[float, float] | None = None
         self.clock: tuple[float, float] | None = (
             None  # of this connection: the host's, and how far it is behind the watch's
         )
@@ -64,19 +69,22 @@ class HostSeries:
         self.events_seen += 1
         return event
 
-    def take_gpus(self, step: Mapping[str, Any], now_s: float) -> list[Event]:
-        """A sample of all GPUs."""
+    def take_gpus(self, told: Any, now_s: float) -> list[Event]:
+        """A sample of all GPUs, as it came. One that cannot be read is none."""
+        try:
+            sample = msgspec.convert(told, GpusSample)
+        except msgspec.ValidationError as error:
+            return self.lose_gpus(now_s, f"{UNREADABLE}: {error}", None)
         happened: list[tuple[str, str]] = []
-        self.costs[1].add(step)
+        self.costs[1].add(sample.at_s, sample.cost_s)
         job_runs = not self.ranks or any(rank.ended_s is None for rank in self.ranks.values())
-        told = {one["bus_id"] or f"GPU {one['index']}": one for one in step["samples"]}
-        for name, one in told.items():
-            if name not in self.gpus:
-                self.gpus[name] = GpuFold(one["index"], one["bus_id"])
-            happened += self.gpus[name].take(one, now_s, job_runs)
-        for name, gpu in self.gpus.items():
-            if name not in told:
-                happened += gpu.miss("NVML gives it no more", now_s)
+        gpus = {gpu.bus_id or f"GPU {gpu.index}": gpu for gpu in sample.samples}
+        for name, gpu in gpus.items():
+            fold = self.gpus.setdefault(name, GpuFold(gpu.index, gpu.bus_id))
+            happened += fold.take(gpu, now_s, job_runs)
+        for name, fold in self.gpus.items():
+            if name not in gpus:
+                happened += fold.miss("NVML gives it no more", now_s)
         gap = self.gpus_silence.now
         lasted = self.gpus_silence.end(now_s)
         if gap and gap.nvml:
@@ -87,7 +95,7 @@ class HostSeries:
     def lose_gpus(self, now_s: float, why: str, nvml: Witness | None) -> list[Event]:
         """No sample of GPUs comes (any more). What NVML said, where it was asked, is told once."""
         for gpu in self.gpus.values():
-            gpu.now = {}
+            gpu.now = None
         from_s = round(self._since_s(self.gpus_seen_s), 1)
         gap = self.gpus_silence.now
         if gap and not gap.nvml and nvml:  # until now it was not asked: the host was silent
@@ -96,13 +104,18 @@ class HostSeries:
         new = self.gpus_silence.begin(DriverGap(from_s, from_s, why, nvml=nvml))
         return [self.event(now_s, "gpus", f"no samples of GPUs: {why}")] if new and nvml else []
 
-    def take(self, sample: Mapping[str, Any], now_s: float) -> list[Event]:
-        """A sample of the rest of the host. One that is nonsense raises, and was none."""
-        happened = list(self._taken(sample, now_s))
+    def take(self, told: Any, now_s: float) -> list[Event]:
+        """A sample of the rest of the host, as it came. Of one that cannot be read nothing counts but that it came."""
+        try:
+            happened = list(self._taken(msgspec.convert(told, HostSample, str_keys=True), now_s))
+            self.samples += 1
+        except msgspec.ValidationError as error:
+            happened = [] if self.unread else [("unreadable", f"{UNREADABLE}: {error}")]
+            self.unread, self.unread_why = self.unread + 1, self.unread_why or str(error)
         if lasted := self.silence.end(now_s):
             again = "" if self.seen_s is None else " again"
             happened.insert(0, ("back", f"answers{again}, after {lasted}"))
-        self.seen_s, self.samples = now_s, self.samples + 1
+        self.seen_s = now_s
         return [self.event(now_s, *what) for what in happened]
 
     def _since_s(self, seen_s: float | None) -> float:
@@ -117,92 +130,68 @@ class HostSeries:
         self.clock = at_s, behind_s
         return at_s + behind_s
 
-    def _taken(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
-        at_s = float(sample["at_s"])
-        now_s = self._watch_time(at_s, now_s)
+    def _taken(self, sample: HostSample, now_s: float) -> Iterator[tuple[str, str]]:
+        now_s = self._watch_time(sample.at_s, now_s)
         yield from self._host(sample, now_s)
-        for name, told in sample["interfaces"].items():
-            rate = told["speed_mbps"] * 1e6 / 8 if told["speed_mbps"] else None
-            nic = self.nics.setdefault(name, NicFold(name))
-            there = any(value is not None for value in told["counters"].values())
-            yield from nic.take(told["counters"], rate, at_s, now_s) if there else nic.miss(now_s)
-        for name, port in sample["ports"].items():
-            counters = dict(port["counters"])
-            for own, theirs in _PORT_DATA.items():  # in units of four bytes
-                words = counters.pop(theirs, None)
-                if words is not None:
-                    counters[own] = 4 * words
-            gbps = Port(0, rate=port["rate"]).gbps
-            rate = gbps * 1e9 / 8 if gbps else None
-            yield from self.nics.setdefault(name, NicFold(name)).take(counters, rate, at_s, now_s)
-        here = {*sample["interfaces"], *sample["ports"]}
-        for name, nic in self.nics.items():
-            if name not in here:
-                yield from nic.miss(now_s)
-        for name in [name for name in self.nics if name not in here][
-            GONE_NICS_KEPT:
-        ]:  # those of containers come and go
+        for name, told in sample.nics.items():
+            yield from self.nics.setdefault(name, NicFold(name)).take(told, sample.at_s, now_s)
+        gone = [name for name in self.nics if name not in sample.nics]
+        for name in gone:
+            yield from self.nics[name].miss(sample.gone.get(name), now_s)
+        for name in gone[GONE_NICS_KEPT:]:  # those of containers come and go
             del self.nics[name]
-        yield from self._ranks(sample, at_s, now_s)
-        yield from self._log(sample["log"])
+        yield from self._ranks(sample, now_s)
+        yield from self._log(sample.log)
 
-    def _host(self, sample: Mapping[str, Any], now_s: float) -> Iterator[tuple[str, str]]:
-        if sample["cpu"]:
-            busy, total = sample["cpu"]
+    def _host(self, sample: HostSample, now_s: float) -> Iterator[tuple[str, str]]:
+        if sample.cpu:
+            busy, total = sample.cpu
             if self._ticks and total > self._ticks[1] and busy >= self._ticks[0]:
                 self.cpu.add(100 * (busy - self._ticks[0]) / (total - self._ticks[1]))
             self._ticks = busy, total
-        self.memory = sample["memory"]
+        self.memory = sample.memory
         if "MemAvailable" in self.memory:
             self.available.add(now_s, self.memory["MemAvailable"])
-        for name, percent in sample["waiting"].items():
+        for name, percent in sample.waiting.items():
             self.waiting.setdefault(name, Running()).add(percent)
-        for name, value in sample["kernel"].items():
+        for name, value in sample.kernel.items():
             self.kernel.add(name, value)
-        for file, count in sample["killed"].items():
+        for file, count in sample.killed.items():
             if rise := self.killed.add(file, count):
                 yield "killed", f"the kernel killed {counted(rise, 'process')} of the job for want of memory ({file})"
-        self.killed.forget(sample["killed"])
+        self.killed.forget(sample.killed)
         others = self.kernel.sums.get("oom_kill", 0) - sum(self.killed.sums.values())
         if others > self._others_killed:
             yield "killed", f"the kernel killed {counted(others - self._others_killed, 'process')} for want of memory"
             self._others_killed = others
-        self.costs[0].add(sample)
+        self.costs[0].add(sample.at_s, sample.cost_s)
 
-    def _ranks(self, sample: Mapping[str, Any], at_s: float, now_s: float) -> Iterator[tuple[str, str]]:
-        found = {process["pid"]: process for process in sample.get("processes", ())}
-        if "processes" in sample:
-            self.job = {name: sample[name] for name in ("namespace", "uid", "refused", "unnumbered")}
-        alive = {int(pid): told for pid, told in sample["ranks"].items()}
-        ended = [pid for pid, rank in self.ranks.items() if rank.ended_s is None and pid not in alive]
-        for pid in ended:
-            self.ranks[pid].ended_s = round(now_s, 3)
+    def _ranks(self, sample: HostSample, now_s: float) -> Iterator[tuple[str, str]]:
+        self.job = sample.job or self.job
+        known = {pid: rank.process for pid, rank in self.ranks.items()}
+        known.update({process.pid: process for process in (sample.job.processes if sample.job else ())})
+        ended = [rank for pid, rank in self.ranks.items() if rank.ended_s is None and pid not in sample.ranks]
+        for rank in ended:
+            rank.ended_s = round(now_s, 3)
         if ended:
-            yield "rank-ended", self._ended([self.processes.get(pid, {}) for pid in ended], ended[0])
-        for pid, told in alive.items():
-            if pid not in self.ranks or self.ranks[pid].ended_s is not None:
-                self.ranks[pid] = RankFold(pid, now_s)
-            self.ranks[pid].take(told, at_s, now_s)
+            yield "rank-ended", _ended([rank.process for rank in ended])
+        for pid, told in sample.ranks.items():
+            if pid in known:
+                if pid not in self.ranks or self.ranks[pid].ended_s is not None:
+                    self.ranks[pid] = RankFold(known[pid], told, sample.at_s, now_s)
+                self.ranks[pid].take(known[pid], told, sample.at_s, now_s)
         for pid in list(self.ranks)[:-RANKS_KEPT]:  # of a job that is started over and over the last ones
             del self.ranks[pid]
-        self.processes = {pid: told for pid, told in {**self.processes, **found}.items() if pid in self.ranks}
 
-    def _ended(self, ranks: Sequence[Mapping[str, Any]], first: int) -> str:
-        """In one line: a job that ends does so with all ranks of a host."""
-        numbers = [str(rank.get("environment", {}).get("RANK", "")) for rank in ranks]
-        which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
-        script = ranks[0].get("script")
-        if len(ranks) == 1:
-            return f"{f'rank {which}' if which else 'a rank '}(pid {first}, {script}) has ended"
-        return f"{len(ranks)} ranks {which}({script}) have ended"
-
-    def _log(self, log: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        self.log = {name: value for name, value in log.items() if name != "lines"}
-        lines = log.get("lines", ())
+    def _log(self, log: LogSample) -> Iterator[tuple[str, str]]:
+        self.log = log
+        if log.told is None:
+            return
+        lines = log.told.lines
         for number, line in enumerate(lines, self.lines_seen):
-            (self.xids if "Xid" in line["text"] else self.lines).append((number, line))
-        self.lines_seen += len(lines) + log.get("left_off", 0)
-        yield from (("kernel", line["text"]) for line in lines[:LINES_TOLD])
+            (self.xids if "Xid" in line.text else self.lines).append((number, line))
+        self.lines_seen += len(lines) + log.told.left_off
+        yield from (("kernel", line.text) for line in lines[:LINES_TOLD])
         if len(lines) > LINES_TOLD:
             yield "kernel", f"and {len(lines) - LINES_TOLD} more lines of the kernel log"
 
@@ -213,44 +202,58 @@ class HostSeries:
 
     def asked(self) -> dict[str, Any]:
         """Arguments of the probe: where the host is asked again, who was watched, and what of the kernel log was read."""
-        alive = {
-            str(pid): told.get("start_ticks") for pid, told in self.processes.items() if self.ranks[pid].ended_s is None
-        }
-        log_s = {"log_after_s": self.log["uptime_s"]} if self.log.get("uptime_s") else {}
+        alive = {str(pid): rank.process.start_ticks for pid, rank in self.ranks.items() if rank.ended_s is None}
+        log_s = {"log_after_s": self.log.told.uptime_s} if self.log.told and self.log.told.uptime_s else {}
         return {"every_s": self.every_s, "ranks": alive, **log_s}
 
-    def facts(self, now_s: float) -> dict[str, Any]:
-        """Probe -> its data, as a bundle keeps them, at the end of the watch."""
+    def results(self, now_s: float) -> dict[str, ProbeResult]:
+        """Probe -> its result, as a bundle keeps them, at the end of the watch."""
+        none = ProbeResult(Outcome.NOT_RUN, None, "no sample")
+        heard = self.seen_s is not None or self.silence.now
+        return {
+            Watch.PROBE: _result(self.watch(now_s)) if heard else none,
+            Job.PROBE: _result(self._ranks_told(self.job)) if self.job else none,
+            KernelLogFact.PROBE: _result(self._lines_told(self.log.told))
+            if self.log.told
+            else ProbeResult(self.log.outcome, None, self.log.detail),
+        }
+
+    def watch(self, now_s: float) -> Watch:
+        """All of it, folded, at the end of the watch."""
         began_s = now_s if self.began_s is None else self.began_s
         sums = self.kernel.sums
         swapped = [sums[name] for name in ("pswpin", "pswpout") if name in sums]
         costs = [level.mean for cost in self.costs if (level := cost.percent.level())]
-        watch = Watch(
+        return Watch(
             round(now_s - began_s, 1), self.every_s, self.samples, self.silence.gaps(now_s),
             tuple(gpu.series(now_s) for gpu in sorted(self.gpus.values(), key=lambda gpu: gpu.index)), self.gpus_silence.gaps(now_s),
-            self.cpu.level(), self.memory.get("MemTotal"), self.available.points(),
+            self.cpu.level(), whole(self.memory.get("MemTotal")), self.available.points(),
             sum(swapped) if swapped else None, sums.get("oom_kill"), self.killed.sums,
             {name: level for name, own in self.waiting.items() if (level := own.level())},
             tuple(nic.series(now_s) for _, nic in sorted(self.nics.items())),
             tuple(rank.series() for rank in self.ranks.values()),
             tuple(self.events), self.events_seen - len(self.events), round(sum(costs), 3) if costs else None,
+            self.unread, self.unread_why,
         )  # fmt: skip
-        return {"watch": watch, "job": self._job(), "kernel_log": self._kernel_log()}
 
-    def _job(self) -> dict[str, Any]:
+    def _ranks_told(self, job: Job) -> Job:
         """The ranks as ``hang`` would tell them, for the rules that number them."""
-        found = []
-        for pid, process in self.processes.items():
-            rank = self.ranks[pid]
-            reading = {
-                "state": rank.reading[2] if rank.reading else "",
-                "cpu_s": rank.reading[1] if rank.reading else 0.0,
-            }
-            last = None if rank.ended_s is not None else reading
-            found.append({**process, "readings": [reading, last], "stacks": [None, None]})
-        return {**self.job, "processes": found}
+        return msgspec.structs.replace(job, processes=tuple(rank.told() for rank in self.ranks.values()))
 
-    def _kernel_log(self) -> dict[str, Any]:
+    def _lines_told(self, log: KernelLogFact) -> KernelLogFact:
         """The lines that were written while it was watched."""
-        lines = [line for _, line in sorted([*self.xids, *self.lines], key=lambda item: item[0])]
-        return {**self.log, "lines": lines, "left_off": self.lines_seen - len(lines)}
+        lines = tuple(line for _, line in sorted([*self.xids, *self.lines], key=lambda item: item[0]))
+        return msgspec.structs.replace(log, lines=lines, left_off=self.lines_seen - len(lines))
+
+
+def _result(fact: Fact) -> ProbeResult:
+    return ProbeResult(Outcome.OK, msgspec.to_builtins(fact))
+
+
+def _ended(ranks: Sequence[Process]) -> str:
+    """In one line: a job that ends does so with all ranks of a host."""
+    numbers = [rank.environment.get("RANK", "") for rank in ranks]
+    which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
+    if len(ranks) == 1:
+        return f"{f'rank {which}' if which else 'a rank '}(pid {ranks[0].pid}, {ranks[0].script}) has ended"
+    return f"{len(ranks)} ranks {which}({ranks[0].script}) have ended"

@@ -88,7 +88,7 @@ def invalid(item: Assignment, answer: Answer, context: Context) -> Iterator[Said
     elif kind in ("word", "word-list", "tuning-list", "pattern"):
         trouble = _words(variable, value, context)
     elif kind == "boolean":
-        trouble = _boolean(variable, value)
+        trouble = _raises(variable) if _by_getcvar(variable) and value.lower() not in YES | NO else ""
     elif kind == "integer":
         trouble = _integer(variable, value, answer.default, context)
     elif kind == "path" and value.startswith("~") and item.how not in (How.EXPORT, How.PREFIX):
@@ -172,10 +172,6 @@ def _words(variable: Variable, value: str, context: Context) -> str:
         return ""
     shown = " and ".join(repr(entry) for entry in bad[:3])
     return f"{shown} {'are' if len(bad) > 1 else 'is'} not known; it {values.otherwise or 'is not understood'}"
-
-
-def _boolean(variable: Variable, value: str) -> str:
-    return _raises(variable) if _by_getcvar(variable) and value.lower() not in YES | NO else ""
 
 
 def _integer(variable: Variable, value: str, default: str, context: Context) -> str:

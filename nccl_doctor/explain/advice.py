@@ -222,7 +222,7 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
     if not seen and not _without_nccl(case, verdict, best):
         if _says(case, "nccl info"):  # any such line: what is missing was cut away, not switched off
             yield "give the whole log: the first INFO lines of NCCL are missing from these"
-        elif case.distributed or _says(case, "nccl"):
+        elif case.distributed or _says(case, "nccl") or _says(case, "c10d"):
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
         elif not best:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"

@@ -59,7 +59,10 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
 
 def _by_words(case: Case, strengths: tuple[float, ...]) -> list[Candidate]:
     """What the words of the lines that sound like trouble are about, the subject of most lines first."""
-    votes = [pair for pair in trouble.vote(case) if not all(case.hang.ended_by(hit) for hit in pair[1])]
+    own = {place(hit) for hit in case.hits("watchdog-timeout", "watchdog-status", "watchdog-down")}
+    votes = [
+        pair for pair in trouble.vote(case) if not all(place(hit) in own or case.hang.ended_by(hit) for hit in pair[1])
+    ]
     return [
         Candidate(
             cause,
@@ -117,6 +120,8 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
             continue
         if item.strength >= 0.3 and not item.vague:  # words alone lift nothing over the threshold of a verdict
             best.strength = min(0.99, best.strength + _EXTRA)
+        if best.vague and not item.vague:  # whoever knows the message tells of it
+            best.title, best.why, best.page = item.title, item.why, item.page
         best.hits = best.hits + item.hits
         best.final = best.final or item.final
         best.cured = best.cured or item.cured

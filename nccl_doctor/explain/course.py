@@ -52,6 +52,7 @@ _RETRIES = frozenset(
         "resources-missing",
         "no-capacity",
         "not-scheduled",
+        "ray-too-small",
         "waiting-for-placement",
         "serving-watchdog",
         "grpc-unavailable",

@@ -28,6 +28,7 @@ def _follows_failed_task(case: Case, hit: Hit) -> bool:
     failed += case.hits(
         "watchdog-timeout", "watchdog-down", "monitored-barrier", *(CRASHED if "STEP" in hit.text else ())
     )
+    failed += case.hits("slurm-pmix-connect", "slurm-wireup", "slurm-cgroup")
     failed += [item for item in case.hits("step-not-launched", "credential-refused") if "srun" in item.text]
     return any(later(hit, item) for item in failed)
 

@@ -8,6 +8,7 @@ from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.signatures.facts import OF_NSYS
 
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
@@ -66,10 +67,12 @@ _LAST_SHARE = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%[^%]*$")
 def _profiled(case: Logs) -> list[Hit]:
     """Lines of a profile of the GPU in which NCCL's kernels took most of the time. torch's table names each twice: as the
     operation and as the kernel; each rank may print its own."""
-    shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    shares: dict[bool, dict[str, float]] = {True: {}, False: {}}  # of the operations, and of the kernels
     hits = case.hits("kernel-shares")
     for hit in hits:
         named, last = _KERNEL.findall(hit.text), _LAST_SHARE.search(hit.text)
+        if first := OF_NSYS.search(hit.text):
+            named, last = [(hit.text[first.end() :], "nsys", first[1])], None
         for name, kind, share in named:
             own = (
                 last[1] if last and len(named) == 1 else share

@@ -9,6 +9,8 @@ import msgspec
 
 from nccl_doctor.facts.model import Fact
 
+State = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # of a process: the kernel's letter
+
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3[.\d]*)/")
 
 
@@ -75,7 +77,7 @@ class Thread(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """One process at one moment. Bytes are those of its read and write calls; None is not ours to read."""
 
-    state: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # the kernel's letter
+    state: State
     cpu_s: float
     main: Thread | None = None
     others: tuple[Thread, ...] = ()  # of the other threads those that run, or are stuck in the kernel
@@ -179,5 +181,16 @@ class Job(Fact, frozen=True):
     dumps: tuple[DumpFile, ...] = ()
     dump_problems: tuple[str, ...] = ()  # those that were left out, and why
     memory: tuple[dict[str, int], ...] = ()
+    killed: tuple[
+        dict[str, int | None], ...
+    ] = ()  # by the files that count it in the ranks' control groups ("": there is none)
     pressure: dict[str, str] = msgspec.field(default_factory=dict)
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def killed_in_groups(self) -> dict[str, int] | None:
+        """By how much these counts rose from look to look; None where one of them is not known."""
+        before, after = (self.killed[0], self.killed[-1]) if self.killed else ({}, {})
+        known = {file: (count, after.get(file)) for file, count in before.items()}
+        rises = {file: last - first for file, (first, last) in known.items() if first is not None and last is not None}
+        return rises if known and len(rises) == len(known) else None

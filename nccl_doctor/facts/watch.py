@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -65,10 +65,23 @@ class GpuSeries(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...]
 
 
+class Whereabouts(msgspec.Struct, frozen=True):
+    """What became of an interface or port that is gone, and how that is known.
+
+    It is ``moved`` to another network namespace, ``lost`` with its device or driver, or that is ``unknown``.
+    """
+
+    state: Literal["moved", "lost", "unknown"]
+    proof: str
+
+
+NOT_ASKED = Whereabouts("unknown", "not in /sys")
+
+
 class NicSeries(msgspec.Struct, frozen=True):
     """A network interface or RDMA port (``mlx5_0/1``). ``full``: samples at which it moved nine tenths of its rate.
 
-    ``gaps``: the times in which it was not there.
+    ``gaps``: the times in which it was not there. ``gone``: what became of it, the last time that this was asked.
     """
 
     name: str
@@ -78,6 +91,7 @@ class NicSeries(msgspec.Struct, frozen=True):
     full: Count
     rises: dict[str, Count]
     gaps: tuple[Gap, ...]
+    gone: Whereabouts = NOT_ASKED
 
     @property
     def rdma(self) -> bool:
@@ -101,8 +115,9 @@ class RankSeries(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """Something that happened, in seconds since the watch began.
 
-    ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``rank-ended``, ``killed`` (for want of
-    memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
+    ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``unreadable`` (the first such sample),
+    ``rank-ended``, ``killed`` (for want of memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML
+    stopped answering, or is back).
     """
 
     at_s: Amount
@@ -112,7 +127,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Watch(Fact, frozen=True):
-    """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI)."""
+    """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI).
+
+    ``unread``: samples that came and could not be read, none of ``samples``; ``unread_why``: the first of them.
+    """
 
     PROBE: ClassVar[str] = "watch"
 
@@ -134,3 +152,5 @@ class Watch(Fact, frozen=True):
     events: tuple[Event, ...]
     events_left_off: Count
     cost_percent: Amount | None  # CPU time of our own agent, of one CPU
+    unread: Count = 0
+    unread_why: str = ""

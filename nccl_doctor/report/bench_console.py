@@ -27,7 +27,6 @@ _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
 MODES = {"in": "in place", "out": "out of place", "copy": "copy + in place"}
 _BAR = 10
-POOR_FIT = 0.5  # a line that misses the points by more than half says nothing of them
 
 
 def microseconds(value: float) -> str:
@@ -175,7 +174,7 @@ def _collective(outcome: Outcome, name: str, console: Console) -> None:
 
 
 def _fit(line: Fit) -> str:
-    if line.error > POOR_FIT:
+    if line.poor:
         return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
     return (
         f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "

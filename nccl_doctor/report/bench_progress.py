@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 
 from nccl_doctor.bench.model import Collector
 from nccl_doctor.bench.run import World
@@ -16,29 +14,19 @@ from nccl_doctor.bench.statistics import percent
 from nccl_doctor.bench.verdict import rate
 from nccl_doctor.report.bench_console import live, microseconds
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import is_live
+from nccl_doctor.report.terminal import LiveDisplay
 
 
-class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
+class BenchProgress(LiveDisplay):
     """Shows events as they come. ``total`` is the number of sizes to measure over all collectives."""
 
     def __init__(self, console: Console, world: World, collector: Collector, total: int) -> None:
-        self._console, self._world, self._collector, self._total = console, world, collector, max(1, total)
+        self._world, self._collector, self._total = world, collector, max(1, total)
         self._now = "starting"
         self._started = time.monotonic()
         self._measuring_since: float | None = None
         self._told = {"measure", "end"}  # stages that have had their line; ranks pass them at different times
-        # Drawn so often, whatever happens: 8,000 ranks tell some ten things each, and a picture takes 4 ms.
-        self._live = Live(console=console, transient=True, get_renderable=self._picture) if is_live(console) else None
-
-    def __enter__(self) -> BenchProgress:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._live:
-            self._live.stop()
+        super().__init__(console)
 
     def event(self, host: str, event: dict[str, Any]) -> None:
         """Take in one event, already collected, and show it."""
@@ -57,7 +45,7 @@ class BenchProgress(contextlib.AbstractContextManager["BenchProgress"]):
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
-    def _picture(self) -> Group:
+    def _picture(self) -> Group:  # 8,000 ranks tell some ten things each, and a picture takes 4 ms
         return live(self._world, self._collector.results(), self._status(), *self._console.size)
 
     def _stage(self, stage: str, detail: str) -> None:

@@ -12,7 +12,7 @@ from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import DENIED, EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging
+from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging, print_labelled
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report, StageResult
 
@@ -214,7 +214,7 @@ def _evidence(proof: Evidence) -> Iterator[Text]:
 
 def _close(report: Report, console: Console, saved: str, exit_code: int, verbose: bool) -> None:
     for label, style, text in _closing(report, verbose):
-        print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
+        print_labelled(console, label, style, text)
     tail(report, console, saved, exit_code)
 
 

@@ -17,14 +17,13 @@ from nccl_doctor.facts.collectives import BUS_FACTORS
 from nccl_doctor.facts.fold import counted
 from nccl_doctor.report.bench_console import microseconds
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_hanging
+from nccl_doctor.report.terminal import print_hanging, print_labelled
 
 _HEAD: dict[Met, tuple[str, str]] = {
     "met": ("✓ MET", "green"),
     "missed": ("✗ MISSED", "red"),
     "cannot-tell": ("? CANNOT TELL", "yellow"),
 }
-_LABEL = 13
 _PARAMS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1, ""))
 _TARGETS = f"at most {MOST_SHARE * 100:.0f} % of the step, at least {LEAST_EFFICIENCY * 100:.0f} % efficiency"
 
@@ -36,7 +35,7 @@ def render(found: Estimate, console: Console, exit_code: int) -> None:
     console.print(Text(_asked(found)))
     console.print(Padding(_table(found.rows), (0, 0, 0, 2), expand=False))
     for label, text in _notes(found):
-        print_hanging(console, Text(f"{label:<{_LABEL}}", "cyan").append(visible(text), "not cyan"), 2, _LABEL)
+        print_labelled(console, label, "cyan", Text(visible(text)))
     console.print(Text(f"  exit {exit_code}", "dim"))
 
 

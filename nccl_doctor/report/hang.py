@@ -8,7 +8,7 @@ from rich.text import Text
 from nccl_doctor.facts.fold import fold, ranges
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import print_again, print_hanging
+from nccl_doctor.report.terminal import print_again, print_labelled
 from nccl_doctor.rules.hang import Hang, JobRow, RankRow
 from nccl_doctor.rules.units import duration
 
@@ -59,12 +59,12 @@ def render(
             console.print(Text(f"  --job {visible(job.id):<32} {_told(job)}"), soft_wrap=True)
     else:
         for job in answer.jobs[:1]:
-            print_hanging(console, Text(f"{'job':<13}", "green").append(f"{visible(job.id)}   {_told(job)}"), 2, 13)
+            print_labelled(console, "job", "green", Text(f"{visible(job.id)}   {_told(job)}"))
         report_console.body(answer.report, console, verbose)
         for line in _groups(answer.ranks, verbose):
-            print_hanging(console, line, 2, 13)
+            print_labelled(console, "ranks", "cyan", line)
     for gap in () if answer.verdict == "several-jobs" else report_console.not_checked(answer.report, verbose):
-        print_hanging(console, Text(f"{'not checked':<13}", "yellow").append_text(gap), 2, 13)
+        print_labelled(console, "not checked", "yellow", gap)
     report_console.tail(answer.report, console, saved, exit_code)
     print_again(console, verdict)
 
@@ -85,7 +85,7 @@ def _groups(rows: tuple[RankRow, ...], verbose: bool) -> list[Text]:
         kind, _, name = doing.partition(" ")
         told = visible(f"{_DOING.get(kind, kind)} {name}".rstrip())
         place = f" at {visible(where)}" if where else ""
-        line = Text(f"{'ranks':<13}", "cyan").append(f"{visible(who)}: {told}{place} (state {state or 'gone'})")
+        line = Text(f"{visible(who)}: {told}{place} (state {state or 'gone'})")
         if verbose or len(members) == 1:
             line.append("   pid " + ", ".join(str(row.pid) for row in members), "dim")
         lines.append(line)

@@ -8,6 +8,7 @@ import textwrap
 from nccl_doctor.findings.playbooks import Playbook
 
 WIDTH = 100  # columns at most
+_ITEM = re.compile(r"- |[0-9]+\. ")  # of a list
 
 
 def text(book: Playbook, width: int = WIDTH) -> str:
@@ -22,7 +23,8 @@ def told(body: str, width: int = WIDTH) -> str:
 
     def end_paragraph() -> None:
         whole = " ".join(paragraph)
-        lines.extend(_filled(whole, width, "", "  " if whole.startswith("- ") else ""))
+        item = _ITEM.match(whole)
+        lines.extend(_filled(whole, width, "", " " * len(item[0]) if item else ""))
         paragraph.clear()
 
     code = False
@@ -30,7 +32,7 @@ def told(body: str, width: int = WIDTH) -> str:
         fence = line.startswith("```")
         verbatim = code or fence or not line or line.startswith("#")
         row = not code and line.startswith("|")
-        if verbatim or row or line.startswith("- "):
+        if verbatim or row or _ITEM.match(line):
             end_paragraph()
         if verbatim:
             lines.append(line)

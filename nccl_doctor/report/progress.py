@@ -6,37 +6,22 @@ import threading
 import time
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import is_live
+from nccl_doctor.report.terminal import LiveDisplay
 
 
-class ConsoleProgress:
-    """Shows each stage's hosts as they finish, and the troubled ones by name. Use as a context manager."""
+class ConsoleProgress(LiveDisplay):
+    """Shows each stage's hosts as they finish, and the troubled ones by name."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._stages: dict[str, tuple[int, int]] = {}
         self._trouble: dict[str, list[str]] = {}
-        self._live = (
-            Live(console=console, transient=True, refresh_per_second=8, get_renderable=self._picture)
-            if is_live(console)
-            else None
-        )
-
-    def __enter__(self) -> ConsoleProgress:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        super().__init__(console)
 
     def begin(self, stage: str, total: int) -> None:
         """A stage starts on ``total`` hosts."""
@@ -63,8 +48,7 @@ class ConsoleProgress:
                 told = f"          {visible(what)} on {visible(fold(self._trouble.pop(what)))}"
                 self._console.print(Text(told), soft_wrap=True)
 
-    def _picture(self) -> Text:
-        """Made when it is shown and not at each event: to fold the names of 1,000 troubled hosts takes 45 ms."""
+    def _picture(self) -> Text:  # to fold the names of 1,000 troubled hosts takes 45 ms
         with self._lock:
             stages, troubles = dict(self._stages), {what: tuple(hosts) for what, hosts in self._trouble.items()}
         line = Text("  ")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import IO, Any, Literal, cast
+from abc import ABC, abstractmethod
+from typing import IO, Any, Literal, TypeVar, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.text import Text
+
+D = TypeVar("D", bound="LiveDisplay")
 
 PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
 _BLANKS_AT_ENDS = re.compile(r"(?: |\x1b\[[0-9;]*m)+(?=\n)")  # and the colours among them
@@ -52,6 +56,28 @@ def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+class LiveDisplay(ABC):
+    """A picture on a terminal that is drawn again until the end; elsewhere there is none. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        """Called last: a first picture is made."""
+        self._console = console
+        self._live = Live(console=console, transient=True, get_renderable=self._picture) if is_live(console) else None
+
+    def __enter__(self: D) -> D:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    @abstractmethod
+    def _picture(self) -> RenderableType:
+        """Made when it is shown, some times a second, in a thread of its own, and not at each event."""
+
+
 _COMMAND = "nccl-doctor "
 _CODE = re.compile("`[^`]+`")
 _GLUE = "\ue000"  # a blank at which no line ends
@@ -80,6 +106,11 @@ def text_console(stream: IO[str]) -> Console:
 
 def _plain(file: IO[str], width: int | None) -> Console:
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, force_terminal=False)
+
+
+def print_labelled(console: Console, label: str, style: str, text: Text) -> None:
+    """Print a line of a report's end: its label, and the text beside it."""
+    print_hanging(console, Text(f"{label:<13}", style).append_text(text), 2, 13)
 
 
 def print_hanging(console: Console, text: Text, indent: int = 0, label: int = 0, most: int = 1000) -> None:

@@ -12,6 +12,7 @@ from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.topology_matrix import P2P_KINDS, Matrix
 from nccl_doctor.facts.topology_paths import NEAR, Uneven, between, near_nics, nvlinks, to_network, uneven
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.report.terminal import print_hanging
 
 _P2P_WORDS = {
     "CNS": "CNS: the chipset does not support it",
@@ -70,8 +71,7 @@ def render(matrix: Matrix, console: Console, *, title: str, facts: Sequence[tupl
         console.print(line, soft_wrap=True)
     console.print()
     for line in _words(matrix, uneven(matrix), facts):
-        for index, part in enumerate(line[_LABEL:].wrap(console, max(40, console.width - _LABEL))):
-            console.print((line[:_LABEL] if index == 0 else Text(" " * _LABEL)) + part, soft_wrap=True)
+        print_hanging(console, line, 0, _LABEL)
 
 
 def _table(matrix: Matrix, nic_columns: bool = True) -> list[Text]:

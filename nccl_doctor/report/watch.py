@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from nccl_doctor.collect.watch_folds import THROTTLES, GpuFold
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.watch import Event, Gap, GpuSeries, Level, Watch
+from nccl_doctor.facts.watch_samples import GpuSample
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import is_live, print_again, print_hanging
+from nccl_doctor.report.terminal import LiveDisplay, print_again, print_hanging
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch import Answer
 
@@ -83,24 +83,23 @@ def live_rows(hosts: Sequence[HostSeries], verbose: bool) -> list[Row]:
             rows.append(_row(host.name, None, [None] * len(_TOLD), None, own, blind, 2 if blind else 0))
         for gpu in gpus:
             now = gpu.now
-            used, total = now.get("memory_used_bytes"), now.get("memory_total_bytes")
-            memory = used / total if used is not None and total else None
+            numbers = [getattr(now, name, None) for name in _TOLD]
             lost = blind or ("GPU LOST" if gpu.silence.now else "")
             remark = lost or ", ".join(word for bit, word in _SHORT if _reasons(now) & bit)
             trouble = 2 if lost else int(bool(remark))
-            rows.append(_row(host.name, gpu.index, [now.get(name) for name in _TOLD], memory, own, remark, trouble))
+            rows.append(_row(host.name, gpu.index, numbers, now.memory_share if now else None, own, remark, trouble))
             own = []
     return rows
 
 
 def _worst_first(gpu: GpuFold) -> tuple[bool, int, float]:
     """A lost GPU, then the one that is throttled for most reasons, then the hottest."""
-    return gpu.silence.now is None, -_reasons(gpu.now).bit_count(), -(gpu.now.get("temperature_c") or 0)
+    heat = gpu.now.temperature_c if gpu.now else None
+    return gpu.silence.now is None, -_reasons(gpu.now).bit_count(), -(heat or 0)
 
 
-def _reasons(told: Mapping[str, object]) -> int:
-    mask = told.get("throttle_reasons")
-    return mask & THROTTLES if isinstance(mask, int) else 0
+def _reasons(told: GpuSample | None) -> int:
+    return (told.throttle_reasons or 0) & THROTTLES if told else 0
 
 
 def _host_cells(
@@ -207,22 +206,14 @@ def told(event: Event) -> Text:
     return line.append(visible(event.text), _SEVERE.get(event.kind, ""))
 
 
-class LiveWatch:
-    """Shows a watch while it goes on. Use as a context manager."""
+class LiveWatch(LiveDisplay):
+    """Shows a watch while it goes on."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
-        self._console, self._verbose = console, verbose
+        self._verbose = verbose
         self._summed_s: float | None = None
-        self._live = Live(console=console, transient=True, auto_refresh=False) if is_live(console) else None
-
-    def __enter__(self) -> LiveWatch:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        self._table = Text()
+        super().__init__(console)
 
     def event(self, event: Event) -> None:
         """One line; a live table stays below it."""
@@ -232,15 +223,18 @@ class LiveWatch:
         """Draw the table again; without a terminal a line now and then."""
         if self._live:
             rows = live_rows(hosts, self._verbose)
-            self._live.update(table(rows, self._console.width, max(2, self._console.height - 3)), refresh=True)
+            self._table = table(rows, self._console.width, max(2, self._console.height - 3))
         elif self._is_due(now_s, hosts):
             self._summed_s = now_s
             self._console.print(Text(f"[{now_s:7.1f} s] {summary(hosts)}"), soft_wrap=True)
 
+    def _picture(self) -> Text:
+        return self._table
+
     def _is_due(self, now_s: float, hosts: Sequence[HostSeries]) -> bool:
         """As soon as each host has told something, or is known to be silent; and then every so many samples."""
         if self._summed_s is None:
-            return all(host.samples or host.silence.now for host in hosts)
+            return all(host.seen_s is not None or host.silence.now for host in hosts)
         return now_s - self._summed_s >= SUMMARY_SAMPLES * hosts[0].every_s
 
 
@@ -248,10 +242,10 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     """How all hosts are, in one line."""
     answering = [host for host in hosts if not host.silence.now]
     telling = [gpu for host in answering for gpu in host.gpus.values() if gpu.now]
-    gpus = [gpu.now for gpu in telling]
+    gpus = [gpu.now for gpu in telling if gpu.now]
     taken = [*(host.samples for host in answering), *(gpu.samples for gpu in telling)]
-    used = [gpu["utilization_percent"] for gpu in gpus if gpu.get("utilization_percent") is not None]
-    heat = [gpu["temperature_c"] for gpu in gpus if gpu.get("temperature_c") is not None]
+    used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
+    heat = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
     least = min(taken, default=0)
     words = [f"{len(answering)} of {len(hosts)} hosts answer, {least} sample{'' if least == 1 else 's'} of each"]
     if used:

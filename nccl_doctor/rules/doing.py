@@ -25,6 +25,10 @@ AT_THE_END = {
 }
 
 
+# In which a main thread waits for another one, that works for it.
+_FOR_A_THREAD = (("threading.py", "join"), ("concurrent/futures/_base.py", "result"))
+
+
 class Doing(msgspec.Struct, frozen=True):
     """What a process does, by its state and its main thread's Python stack.
 
@@ -77,7 +81,7 @@ def main_works(process: Process) -> bool:
 
 def _leaves_it_to_another(frames: tuple[Frame, ...]) -> bool:
     functions = {(frame.short, frame.function.rpartition(".")[2]) for frame in frames}
-    if ("threading.py", "join") in functions:
+    if functions.intersection(_FOR_A_THREAD):
         return True
     own_end = functions.intersection((*AT_THE_END, _WORKER))
     return bool(frames) and all(frame.installed for frame in frames) and not own_end

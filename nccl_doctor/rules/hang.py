@@ -12,7 +12,7 @@ from nccl_doctor.findings.model import Finding, Severity, Unknown
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.job_launchers import waiting_launchers
-from nccl_doctor.rules.job_words import WAITING, where
+from nccl_doctor.rules.job_words import WAITING, ranks_of, where
 from nccl_doctor.rules.judge import Report, judge
 from nccl_doctor.rules.rank_variables import local_rank
 from nccl_doctor.rules.ranks import Rank, RunningJob
@@ -108,7 +108,8 @@ def examine(bundle: Bundle) -> Hang:
     if not jobs:
         at = fold(launcher.host for launcher in waiting)
         return _answer(bundle, "stands", f"no rank has been started: torchrun on {at} waits for others", jobs, report)
-    doubtful = next((item.title for item in report.causes if item.id != WAITING and item.stage == engine.JOB), "")
+    warned = [item for item in report.causes if item.severity is Severity.WARN and item.stage == engine.JOB]
+    doubtful = next((item.title for item in warned if item.id != WAITING), "")
     verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "")
     return _answer(bundle, verdict, sentence, jobs, report)
 
@@ -157,6 +158,14 @@ def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:
     if job.moves:
         moved = f"{size(job.moved_bytes)} moved between ranks in {interval}" if job.moved_bytes else "stacks changed"
         return "moves", f"job {job.id}: {moved}; no rank stands out (this is no proof that steps are taken)"
+    waiting = {rank.number for rank in job.waiting}
+    busy = [rank for rank in job.ranks.values() if rank.number not in waiting and rank.at_work(job.interval_s)]
+    if busy:
+        are = "are" if len(busy) > 1 else "is"
+        return (
+            "not-known",
+            f"job {job.id}: {ranks_of(busy)} {are} at work, {who}; {perhaps or 'look again in a minute'}",
+        )
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
         return "stands", f"job {job.id}: {who}{silent}; {perhaps or 'none of them stands out'}"

@@ -31,8 +31,8 @@ def different_calls(fleet: Fleet) -> Iterator[Finding]:
     has left one out. Where some rank is in no such call at all, that one is looked at instead: ranks of different process
     groups wait for it in different ones. That two calls exclude each other is proved where every rank of the world was
     found waiting, and one names no group, or has one rank alone in it. Where ranks were not seen, one of them may
-    be behind, and who has done its part of a collective goes on to the next: a warning. So are messages of a rank with
-    another thread of the program's own, which may post the other half.
+    be behind, and who has done its part of a collective goes on to the next: a warning. So it is where a rank has
+    another thread of the program's own, which may post the other half of a message, or come to a collective.
     """
     for job in jobs_of(fleet):
         if job.moves or not job.stays:
@@ -122,10 +122,15 @@ def _sides(job: RunningJob) -> Finding | None:
         return None  # who has no stack may be in the same call
     *odd, most = sorted(sides.values(), key=len)
     few = sorted((rank for side in odd for rank in side), key=lambda rank: rank.number)
-    certain = by_name and surely and _exclude_each_other(job, list(sides.values()))
+    certain = by_name and surely and _exclude_each_other(job, list(sides.values())) and not _has_threads(job.waiting)
     if job.stands and certain:
         sure = 0.9
-    elif len(odd) > 1 or not _whole(job) or not (surely or (job.silent_s and _may_be_in_one(job))):
+    elif (
+        len(odd) > 1
+        or not _whole(job)
+        or _has_threads(job.waiting)
+        or not (surely or (job.silent_s and _may_be_in_one(job)))
+    ):
         sure = 0.4
     else:
         sure = 0.6 if not job.stands or not by_name else 0.8 if surely else 0.7

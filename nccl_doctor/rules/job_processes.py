@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+import msgspec
+
 from nccl_doctor.facts.fold import few, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
-from nccl_doctor.rules.doing import looks
+from nccl_doctor.rules.doing import AT_THE_END, looks
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
+from nccl_doctor.rules.host_memory import kills, was_it_killed
+from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
-    KILLED,
     QUOTED,
     WAITING,
-    logged,
     others,
     places,
     proof_of,
     quoted,
     ranks_of,
     silence,
+    started_s,
     state_of,
 )
 from nccl_doctor.rules.rank_variables import local_world, told_local_world, told_world
@@ -28,7 +31,7 @@ from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.units import duration
 
 _WHO_STOPS = Fix("who stops jobs here? a scheduler's suspension", "scontrol show job | grep -i susp")
-_YOUNG_S = 60.0  # a job that has just been started may still be coming up
+YOUNG_S = 60.0  # a job that has just been started may still be coming up
 
 
 @fleet_rule("job", "hang.stopped", "hang.stopped.traced")
@@ -139,7 +142,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                 )  # fmt: skip
         at = job.gone
         for host, numbers in at.items():
-            yield _missing(job, host, numbers, fleet)
+            yield _unless_at_its_end(job, missing(job, host, numbers, fleet))
         rest = sorted(set(job.missing).difference(*at.values()))
         if not rest:
             continue
@@ -152,13 +155,25 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
             )
 
 
-def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+def _unless_at_its_end(job: RunningJob, told: Finding) -> Finding:
+    """A warning where all ranks that are left are at work, and none waits for others: those that are missing may have finished."""
+    for rank in job.ranks.values():
+        spins = "gpu" in rank.process.devices and rank.now.kind != "saving"  # as who waits for a GPU may do
+        busy = rank.at_work(job.interval_s) and not spins and rank not in job.waiting
+        if not busy and reason(rank, job).words not in AT_THE_END.values():
+            return told
+    title = f"{told.title}; who is left is at work and waits for nobody: the job may be at its end"
+    return msgspec.structs.replace(told, title=title, severity=Severity.WARN, confidence=0.4)
+
+
+def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) -> Finding:
+    """These ranks have no process on this host, where its other ranks say that they must."""
     here = [rank for rank in job.ranks.values() if rank.host == host]
     found = f"{told_local_world(here[0].process)}, and only {ranks_of(here)} found"
-    killed = [line for known in fleet.hosts if known.name == host for line in logged(known, job, KILLED)]
+    killed = [kill.line for known in fleet.hosts if known.name == host for kill in kills(known, started_s(known, job))]
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
-    young = min(rank.process.age_s for rank in here) < _YOUNG_S
+    young = min(rank.process.age_s for rank in here) < YOUNG_S
     what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
     told = "; the kernel has killed for want of memory" if killed else ""
     return finding(
@@ -170,7 +185,7 @@ def _missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet)
         hosts=(host,),
         places=[Place(host=host, rank=number) for number in numbers],
         fixes=(
-            Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", host),
+            was_it_killed(host),
             Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
         ),
         explains=_GONE,

@@ -7,8 +7,8 @@ import msgspec
 from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
 from nccl_doctor.rules.doing import AT_THE_END, frames_of, main_works, other_threads
-from nccl_doctor.rules.job_words import QUOTED, proof_of, state
-from nccl_doctor.rules.ranks import BUSY_SHARE, Rank, RunningJob, cpu_between
+from nccl_doctor.rules.job_words import QUOTED, proof_of
+from nccl_doctor.rules.ranks import Rank, RunningJob, computes, cpu_between
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -33,6 +33,8 @@ _BY_FRAME = {
     ("filelock/_api.py", "acquire"): "waits for a lock file",
     ("<frozen importlib._bootstrap>", "acquire"): "waits for another thread to import a module",
     ("asyncio/base_events.py", ""): "waits in its event loop",
+    ("socket.py", "accept"): "waits for somebody to connect",
+    ("socketserver.py", "serve_forever"): "waits for requests",
     ("threading.py", "join"): "waits for a thread to end",
     ("queue.py", "get"): "waits for another thread to fill a queue",
     ("queue.py", "put"): "waits for another thread to empty a queue",
@@ -46,6 +48,8 @@ _BY_FRAME = {
     ("ssl.py", ""): "waits for an answer from the network",
     ("http/client.py", ""): "waits for an answer from the network",
 }
+# A server whose users are silent does so, and its other ranks wait for what it will be asked.
+MAY_SERVE = ("waits in its event loop", "waits for somebody to connect", "waits for requests")
 _LOCK = "waits for a lock or another thread"
 _FIXES = {
     "stands in a debugger (pdb)": "leave it with `continue`; PYTHONBREAKPOINT=0 makes breakpoint() do nothing",
@@ -74,7 +78,7 @@ _BY_KERNEL = (
 def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason:
     """What a rank, or a worker of it, does where it is."""
     process = worker or rank.process
-    if (cpu_between(process) or 0.0) > BUSY_SHARE * job.interval_s or state(process.readings[-1]) == "R":
+    if computes(process, job.interval_s) and not _sleeps(process, job.interval_s):
         return Reason("compiles" if _by_frame(process) == "compiles" else "computes")
     main = _main(process)
     lock = _file_lock(rank, job, main) if main else None
@@ -93,9 +97,19 @@ def reason(rank: Rank, job: RunningJob, worker: Process | None = None) -> Reason
             return _in_the_kernel(rank, process, stuck)
         proof = tuple(rank.evidence(text, "py-spy dump") for text in other_threads(process))
     elif "child process" in words:
-        proof = tuple(item for child in _last_children(rank)[:QUOTED] for item in proof_of(rank, child))
+        children = _last_children(rank)
+        proof = tuple(item for child in children[:QUOTED] for item in proof_of(rank, child))
+        if any(computes(child, job.interval_s) for child in children):
+            words += ", which computes,"
     fix = _FIXES.get(words)
     return Reason(words, proof, (Fix(fix),) if fix else ())
+
+
+def _sleeps(process: Process, interval_s: float) -> bool:
+    """Whether its main thread, which does its work, slept at both looks: what little it computes is another thread's."""
+    mains = [reading.main if reading else None for reading in process.readings]
+    asleep = main_works(process) and all(main and main.state == "S" for main in mains)
+    return asleep and (cpu_between(process) or 0.0) < interval_s / 2
 
 
 def sleeps_on_a_lock(rank: Rank, job: RunningJob) -> bool:

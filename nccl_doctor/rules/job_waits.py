@@ -9,7 +9,7 @@ from nccl_doctor.facts.job import Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import Doing, frames_of, is_worker, looks
 from nccl_doctor.rules.engine import Fleet, fleet_rule
-from nccl_doctor.rules.job_reason import reason
+from nccl_doctor.rules.job_reason import MAY_SERVE, reason
 from nccl_doctor.rules.job_words import (
     QUOTED,
     WAITING,
@@ -25,8 +25,20 @@ from nccl_doctor.rules.job_words import (
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
+from nccl_doctor.rules.units import duration
 
 LATE_S = 30.0  # of silence: a step may take as long
+
+
+def _so_far(job: RunningJob) -> str:
+    """For how long the job has been silent, where a step may take as long; else empty."""
+    if job.silent_s is None or job.silent_s >= LATE_S:
+        return ""
+    return f", for {duration(job.silent_s)} so far"
+
+
+def _again(job: RunningJob) -> list[Fix]:
+    return [Fix("look again in a minute: it may only be late")] if _so_far(job) else []
 
 
 def _stuck_workers(rank: Rank) -> list[Process]:
@@ -120,11 +132,11 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
                 "hang.dataloader",
                 Severity.FAIL,
                 f"{rank.label} waits for its DataLoader worker {workers[0].pid}, which {why.words} in {where}"
-                f"{others(job, rank)}",
+                f"{others(job, rank)}{_so_far(job)}",
                 [*proof_of(rank, workers[0]), *why.proof, *proof_of(rank), *silence(job)],
-                confidence=0.9,
+                confidence=0.7 if _so_far(job) else 0.9,
                 places=places([rank]),
-                fixes=(*why.fixes, look(rank, workers[0])),
+                fixes=(*_again(job), *why.fixes, look(rank, workers[0])),
                 explains=(WAITING, "hang.behind"),
             )
 
@@ -144,21 +156,23 @@ def elsewhere(fleet: Fleet) -> Iterator[Finding]:
         if job.moves:
             continue
         explicit = job.stays and all(rank.now.kind in SURELY for rank in job.waiting)
-        late = job.silent_s is not None and job.silent_s < LATE_S
+        late = bool(_so_far(job))
         for rank in _elsewhere(job):
             proved = rank.stays and (explicit or _gpus_tell(rank, job))
             sure = (0.9 if rank.stays and not late else 0.7) if job.stands else 0.75 if proved else 0.45
             why = reason(rank, job)
+            if why.words in MAY_SERVE:
+                sure = min(sure, 0.45)
             still = "" if rank.stays else ", and elsewhere before, but in no collective"
             yield finding(
                 "hang.elsewhere",
                 Severity.WARN if sure < 0.5 else Severity.FAIL,
-                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame or 'the kernel'}{still}{others(job, rank)}",
+                f"{rank.label} {why.words} in {rank.now.user or rank.now.frame or 'the kernel'}{still}{others(job, rank)}{_so_far(job)}",
                 [*proof_of(rank), *why.proof, *_of_the_waiting(job), *silence(job)],
                 confidence=min(sure, 0.6) if rank.now.kind in ("asleep", "running") else sure,
                 places=places([rank]),
                 fixes=(
-                    *([Fix("look again in a minute: it may only be late")] if late else ()),
+                    *_again(job),
                     *why.fixes,
                     look(rank),
                     Fix("then read why only this rank comes here: a branch on the rank, a checkpoint, uneven data"),

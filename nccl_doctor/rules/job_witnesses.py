@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,14 +14,15 @@ from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
-from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.engine import Fleet, MissingFact, fleet_rule
-from nccl_doctor.rules.job_words import KILLED, QUOTED, WAITING, logged, look
+from nccl_doctor.rules.host_memory import Counts, killed, kills, swapping
+from nccl_doctor.rules.job_words import QUOTED, WAITING, logged, look, started_s
 from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of, ras_reports
 from nccl_doctor.rules.units import size
 
-SWAPPED_PAGES = 1000  # of 4 KiB, in and out between the looks
+_XID = re.compile("Xid")
 
 
 @fleet_rule("job")
@@ -126,35 +128,24 @@ def _behind_by_ras(job: RunningJob, reports: Sequence[ras.Report]) -> Told:
 
 @fleet_rule("job", "sys.host-oom.swapping", "sys.host-oom.killed-now")
 def memory(fleet: Fleet) -> Iterator[Finding]:
-    """No host of a job swaps, and the kernel killed nothing for want of memory between the looks."""
-    jobs = jobs_of(fleet)
-    for host, fact in fleet.every(Job).items():
-        if not any(host in job.hosts for job in jobs) or len(fact.memory) < 2:
+    """No host of a job swaps, and the kernel killed nothing of the job for want of memory between the looks."""
+    facts, jobs = fleet.every(Job), jobs_of(fleet)
+    for host in fleet.hosts:
+        fact = facts.get(host.name)
+        ranks = [rank.process for job in jobs for rank in job.ranks.values() if rank.host == host.name]
+        if not ranks or fact is None or len(fact.memory) < 2:
             continue
         before, after = fact.memory[0], fact.memory[-1]
-        grown = {name: after.get(name, 0) - before.get(name, 0) for name in before}
-        swapped = grown.get("pswpin", 0) + grown.get("pswpout", 0)
-        where = f"{size(fact.total_memory.get('MemAvailable', 0))} of memory available"
-        if grown.get("oom_kill"):
-            yield finding(
-                "sys.host-oom.killed-now",
-                Severity.FAIL,
-                f"the kernel killed {grown['oom_kill']} processes for want of memory in these {fact.interval_s:.0f} s",
-                Evidence(f"oom_kill {before['oom_kill']} -> {after['oom_kill']}, {where}", "/proc/vmstat", host=host),
-                hosts=(host,),
-                fixes=(Fix("see which", "sudo dmesg -T | grep -i 'killed process'", host),),
-                explains=(WAITING, "hang.rank-gone"),
-            )
-        elif swapped > SWAPPED_PAGES:
-            pressure = fact.pressure.get("memory", "")
-            yield finding(
-                "sys.host-oom.swapping",
-                Severity.WARN,
-                f"the host swaps: {swapped} pages in {fact.interval_s:.0f} s",
-                Evidence(f"pswpin, pswpout +{swapped} pages, {where}; {pressure}", "/proc/vmstat", host=host),
-                hosts=(host,),
-                fixes=(Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head", host),),
-            )
+        grown = {name: after.get(name, 0) - count for name, count in before.items()}
+        groups = fact.killed_in_groups
+        lived = groups is not None and all(rank.readings[-1] for rank in ranks)
+        counts = Counts(fact.interval_s, grown.get("oom_kill", 0), groups or {}, lived)
+        lines = kills(host, min(started_s(host, job) for job in jobs))
+        yield from killed(host, counts, {rank.pid for rank in ranks}, lines)
+        room = (
+            f", {size(fact.total_memory.get('MemAvailable', 0))} of memory available; {fact.pressure.get('memory', '')}"
+        )
+        yield from swapping(host, grown.get("pswpin", 0) + grown.get("pswpout", 0), fact.interval_s, room)
 
 
 @fleet_rule("job", "gpu.driver.xid.during-job", "sys.host-oom.killed")
@@ -164,11 +155,15 @@ def kernel_log(fleet: Fleet) -> Iterator[Finding]:
     fleet.of_each(lambda host: host.need(KernelLogFact) if host.name in with_ranks else None)
     for job in jobs_of(fleet):
         for host in fleet.hosts:
-            for id, words, what in (
-                ("gpu.driver.xid.during-job", ("Xid",), "GPU errors"),
-                ("sys.host-oom.killed", KILLED, "processes killed for want of memory"),
+            since_s = started_s(host, job)
+            for id, lines, what in (
+                ("gpu.driver.xid.during-job", [line for _, line in logged(host, since_s, _XID)], "GPU errors"),
+                (
+                    "sys.host-oom.killed",
+                    [kill.line for kill in kills(host, since_s)],
+                    "processes killed for want of memory",
+                ),
             ):
-                lines = logged(host, job, words)
                 if lines:
                     yield finding(
                         id,

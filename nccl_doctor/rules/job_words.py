@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -139,19 +140,20 @@ def quoted(link: Link) -> Evidence:
     return link.rank.evidence(", ".join(words), "tcp_info")
 
 
-KILLED = ("Out of memory", "oom-kill", "Killed process")
+def logged(host: Host, since_s: float, pattern: re.Pattern[str]) -> list[tuple[re.Match[str], Evidence]]:
+    """The lines of the host's kernel log in which this is found, written since that second after the boot."""
+    log = host.want(KernelLogFact)
+    found = []
+    for line in log.lines if log else ():
+        match = pattern.search(line.text)
+        if log and match and (line.at_s or 0.0) >= since_s:
+            ago = "" if log.uptime_s is None or line.at_s is None else f", {duration(log.uptime_s - line.at_s)} ago"
+            found.append((match, Evidence(line.text, log.source + ago, host=host.name)))
+    return found
 
 
-def logged(host: Host, job: RunningJob, words: Sequence[str]) -> list[Evidence]:
-    """The lines of the host's kernel log with one of these words, since the job's ranks there were started."""
+def started_s(host: Host, job: RunningJob) -> float:
+    """The second after the host's boot at which the job's first rank there was started; infinite where that is not known."""
     log = host.want(KernelLogFact)
     ages = [rank.process.age_s for rank in job.ranks.values() if rank.host == host.name]
-    if log is None or log.uptime_s is None or not ages:
-        return []
-    since = log.uptime_s - max(ages)
-    lines = [line for line in log.lines if line.at_s is not None and line.at_s >= since]
-    return [
-        Evidence(line.text, f"{log.source}, {duration(log.uptime_s - (line.at_s or 0.0))} ago", host=host.name)
-        for line in lines
-        if any(word in line.text for word in words)
-    ]
+    return log.uptime_s - max(ages) if log and log.uptime_s is not None and ages else float("inf")

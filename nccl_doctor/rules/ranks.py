@@ -14,7 +14,10 @@ from nccl_doctor.rules.rank_variables import local_rank, local_world
 SURELY = ("collective", "store")
 HEARTBEAT_BYTES_PER_S = 2048  # on one connection
 CARRIED_BYTES = 64 << 20  # by all connections between ranks, ever: then data goes over them
-BUSY_SHARE = 0.5  # of one CPU between two readings: it computes, it does not sleep
+WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
+# Whoever has crashed ends by itself, with its core dump; "kernel" is state D: as likely as not one long write or read.
+_AT_WORK = ("saving", "loading", "importing", "crashed", "kernel")
+_BUSY_SHARE = 0.1  # of one CPU between two readings: it computes, if on a crowded host; who waits takes a hundredth
 
 
 class GpuUse(msgspec.Struct, frozen=True):
@@ -60,6 +63,11 @@ class Rank(msgspec.Struct, frozen=True):
     def cpu_s(self) -> float | None:
         """CPU time between the readings."""
         return cpu_between(self.process)
+
+    def at_work(self, interval_s: float) -> bool:
+        """Whether it, or a child of it, computes, reads, writes, fetches or ends: it may come by itself."""
+        processes = (self.process, *self.children)
+        return self.now.kind in _AT_WORK or any(_works(process, interval_s) for process in processes)
 
     @property
     def peer(self) -> int | None:
@@ -142,7 +150,7 @@ class RunningJob(msgspec.Struct, frozen=True):
 
     @property
     def data_links(self) -> list[Link]:
-        """The established connections between ranks that were found, but for those of the store.
+        """The established connections between ranks that were found, but for those of the store and of a rank with itself.
 
         No variable tells its port where the program gives it (``init_method="tcp://..."``): what moves while one end only
         waits for the store, at both looks, is its asking, too.
@@ -150,7 +158,7 @@ class RunningJob(msgspec.Struct, frozen=True):
         return [
             link
             for link in self.links
-            if link.peer and not link.store and link.connection.state == "ESTABLISHED"
+            if link.peer not in (None, link.rank) and not link.store and link.connection.state == "ESTABLISHED"
             and not (link.connection.moved_bytes and (_only_asks(link.rank) or _only_asks(link.peer)))
         ]  # fmt: skip
 
@@ -205,7 +213,7 @@ class RunningJob(msgspec.Struct, frozen=True):
 
     def _computes(self, rank: Rank) -> bool:
         """Whether it spends the processor's time on its own work: who waits for a GPU may do so in a busy loop."""
-        return "gpu" not in rank.process.devices and (rank.cpu_s or 0.0) > BUSY_SHARE * self.interval_s
+        return "gpu" not in rank.process.devices and computes(rank.process, self.interval_s)
 
     @property
     def stays(self) -> bool:
@@ -234,3 +242,22 @@ def cpu_between(process: Process) -> float | None:
     """CPU time of a process from the first reading to the second, in seconds; None where it has ended."""
     first, last = process.readings[0], process.readings[-1]
     return round(last.cpu_s - first.cpu_s, 2) if first and last else None
+
+
+def computes(process: Process, interval_s: float) -> bool:
+    """Whether it took the processor's time between the readings, or waits for its turn."""
+    last = process.readings[-1]
+    return last is not None and (last.state == "R" or (cpu_between(process) or 0.0) > _BUSY_SHARE * interval_s)
+
+
+def _works(process: Process, interval_s: float) -> bool:
+    first, last = (process.readings[0], process.readings[-1]) if process.readings else (None, None)
+    if first is None or last is None:
+        return False
+    moved = sum(
+        after - before
+        for before, after in ((first.read_bytes, last.read_bytes), (first.written_bytes, last.written_bytes))
+        if before is not None and after is not None
+    )
+    moved += sum(item.moved_bytes or 0 for item in process.connections)
+    return computes(process, interval_s) or moved > WORK_BYTES

@@ -12,13 +12,10 @@ from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules import engine, rank_variables
 from nccl_doctor.rules.hang import Hang, examine
-from nccl_doctor.rules.ranks import BUSY_SHARE, RunningJob, cpu_between
+from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of, processes_of
 
 AGE_SLACK_S = 5.0  # between our clock and the hosts' ticks: no process is older than the command that started it
-WORK_BYTES = 1 << 20  # read, written, sent or received between the looks: more than heartbeats
-# Whoever has crashed ends by itself, with its core dump; "kernel" is state D: as likely as not one long write or read.
-_AT_WORK = ("saving", "loading", "importing", "crashed", "kernel")
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -149,21 +146,6 @@ def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
         rank = own[0].ranks.get(number)
         if rank is None:
             continue
-        if rank.now.kind in _AT_WORK or any(
-            _works(process, own[0].interval_s) for process in (rank.process, *rank.children)
-        ):
+        if rank.at_work(own[0].interval_s):
             return f"{rank.label} works (it computes, reads or writes), and may come by itself"
     return ""
-
-
-def _works(process: Process, interval_s: float) -> bool:
-    first, last = (process.readings[0], process.readings[-1]) if process.readings else (None, None)
-    if first is None or last is None:
-        return False
-    moved = sum(
-        after - before
-        for before, after in ((first.read_bytes, last.read_bytes), (first.written_bytes, last.written_bytes))
-        if before is not None and after is not None
-    )
-    moved += sum(item.moved_bytes or 0 for item in process.connections)
-    return (cpu_between(process) or 0.0) > BUSY_SHARE * interval_s or moved > WORK_BYTES

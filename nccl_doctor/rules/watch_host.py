@@ -5,14 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from nccl_doctor.facts.fold import counted, few
+import msgspec
+
+from nccl_doctor.facts.fold import counted, few, ranges
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import NicSeries, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
+from nccl_doctor.rules.host_memory import was_it_killed
+from nccl_doctor.rules.job_processes import YOUNG_S, missing
 from nccl_doctor.rules.job_words import places
+from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -24,7 +29,10 @@ _PORT_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_
 
 @host_rule(WATCH, "host.cut-off.while-watched")
 def answers(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The host answers all the time. One that is silent at the end is a fault, one that came back a warning."""
+    """The host answers all the time. One that is silent at the end is a fault, one that came back a warning.
+
+    What it did while a sample came that cannot be read is unknown.
+    """
     watch = host.need(Watch)
     if watch.gaps:
         severity, words, proof = silence(watch.gaps)
@@ -40,15 +48,22 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
         )
         unseen = sum(gap.to_s - gap.from_s for gap in watch.gaps)
         raise MissingFact("the host's silent times", f"no sample in {duration(unseen)} of {duration(watch.seconds)}")
+    if watch.unread:
+        count = f"{watch.unread} of {watch.unread + watch.samples}"
+        raise MissingFact("the host over time", f"{count} samples cannot be read: {watch.unread_why}")
     if why := too_few(watch, watch.samples):
         raise MissingFact("the host over time", why)
 
 
 @host_rule(
-    WATCH, "net.link-flapping", "ib.link-flapping", "ib.errors.rising", "ib.errors.not-counted", "net.interface-errors"
-)
+    WATCH, "net.link-flapping", "ib.link-flapping", "ib.errors.rising", "ib.errors.not-counted", "net.interface-errors",
+    "net.link-flapping.moved", "ib.link-flapping.moved",
+)  # fmt: skip
 def links(host: Host, plan: Plan) -> Iterator[Finding]:
     """No link goes down, no interface that carries data and no RDMA port goes away, and none of their error counters rises.
+
+    Whose device or driver is gone as well is lost; who is seen in another network namespace was moved there (into a pod,
+    say): a warning where it carried data until then. What became of any other is unknown.
 
     Where the driver of an RDMA port has no such counters (EFA's has none), that is told, and is no gap.
     """
@@ -67,8 +82,17 @@ def links(host: Host, plan: Plan) -> Iterator[Finding]:
         )
     for nic in watch.nics:
         names = {*_PORT_ERRORS, "link_downed"} if nic.rdma else {*_NIC_ERRORS, "losses"}
+        if nic.gaps and nic.gaps[-1].open and nic.gone.state == "unknown" and (nic.rdma or _carried(nic)):
+            why = f"{nic.gone.proof}: taken down, or moved to another network namespace"
+            raise MissingFact(f"where {nic.name} went", why)
         if nic.name not in uncounted and (lacking := names - nic.rises.keys()):
             raise MissingFact("error counters over time", f"{nic.name}: {', '.join(sorted(lacking))} not readable")
+
+
+def _carried(nic: NicSeries) -> bool:
+    """Whether it carried as much as a job's does."""
+    moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
+    return moved >= value("watch.network.used")
 
 
 def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
@@ -80,14 +104,18 @@ def _nic(host: Host, nic: NicSeries, seconds: float) -> Iterator[Finding]:
         "check cable, transceiver and the switch port at the other end; look for what took it down",
         f"sudo dmesg -T | grep -i {shell_word(device)} | tail -20",
     )
-    moved = sum(level.mean for level in (nic.received_bytes_per_s, nic.sent_bytes_per_s) if level)
-    used = nic.rdma or moved >= value("watch.network.used")
+    used = nic.rdma or _carried(nic)
     flaps = "ib.link-flapping" if nic.rdma else "net.link-flapping"
     if nic.gaps and used:
         severity, words, proof = silence(nic.gaps)
-        yield host.finding(
-            flaps, severity, f"{nic.name} was gone {words}", [(text, base) for text in proof], cable, places=place
-        )
+        quotes = [*((text, base) for text in proof), (nic.gone.proof, base)]
+        if nic.gone.state == "moved":
+            kept = Severity.WARN if _carried(nic) else Severity.INFO
+            title = f"{nic.name} was moved to another network namespace {words}"
+            yield host.finding(f"{flaps}.moved", kept, title, quotes, places=place)
+        else:
+            severity = severity if nic.gone.state == "lost" else Severity.WARN
+            yield host.finding(flaps, severity, f"{nic.name} was gone {words}", quotes, cable, places=place)
     if downs:
         yield host.finding(
             flaps,
@@ -134,11 +162,12 @@ def network(host: Host, plan: Plan) -> Iterator[Finding]:
             )
 
 
-@fleet_rule(WATCH, "hang.rank-gone.ended")
+@fleet_rule(WATCH, "hang.rank-gone", "hang.rank-gone.ended")
 def ranks_live(fleet: Fleet) -> Iterator[Finding]:
-    """No rank ended while others of its job went on. Ranks of a job that ends do so together.
+    """No rank ended while others of its job went on, and none was gone before. Ranks of a job that ends do so together.
 
-    Where most have ended, one may still write the last checkpoint: a warning.
+    Where one is left, or fewer than half, they may still write the last checkpoint: a warning, and unknown where they do
+    so at the end. A rank was gone before where the other ranks of its host say that it must be there.
     """
     watches, jobs = fleet.every(Watch), jobs_of(fleet)
     for host, fact in fleet.every(Job).items():
@@ -157,6 +186,16 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
     for job in jobs:
         seen = {number: series for number, rank in job.ranks.items() if (series := series_of(watches, rank))}
         lived_s = sorted(series.last_s for series in seen.values())
+        left = sum(series.ended_s is None for series in seen.values())
+        for host, numbers in job.gone.items() if left else ():
+            if min(rank.process.age_s for rank in job.ranks.values() if rank.host == host) < YOUNG_S:
+                fleet.lack(f"ranks {ranges(numbers)} of job {job.id}", "it was just being started", host)
+                continue
+            told = missing(job, host, numbers, fleet)
+            at_end = _at_end(left, left + len(job.missing))
+            if at_end:
+                fleet.lack(*_why_ended(job), host)
+            yield msgspec.structs.replace(told, severity=Severity.WARN if at_end else told.severity)
         for number, series in seen.items():
             rank = job.ranks[number]
             late = value("watch.rank-ended") + 3 * watches[rank.host].every_s
@@ -165,7 +204,9 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
             went_on = len(lived_s) - bisect_left(lived_s, series.ended_s + late)
             if not went_on:
                 continue
-            few_left = 2 * went_on < len(lived_s)
+            few_left = _at_end(went_on, len(lived_s))
+            if few_left and left:
+                fleet.lack(*_why_ended(job), rank.host)
             yield finding(
                 "hang.rank-gone.ended",
                 Severity.WARN if few_left else Severity.FAIL,
@@ -178,10 +219,19 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
                 ),
                 places=places([rank]),
                 fixes=(
-                    Fix("was it killed?", "sudo dmesg -T | grep -iE 'killed process|oom|segfault'", rank.host),
+                    was_it_killed(rank.host),
                     Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
                 ),
             )
+
+
+def _at_end(left: int, ranks: int) -> bool:
+    """Whether so few of the ranks are left that they may be those that write the last checkpoint."""
+    return left == 1 or 2 * left < ranks
+
+
+def _why_ended(job: RunningJob) -> tuple[str, str]:
+    return f"why ranks of job {job.id} ended", "it may be at its end: others go on"
 
 
 @host_rule(WATCH)

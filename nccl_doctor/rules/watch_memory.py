@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from statistics import StatisticsError, correlation, linear_regression
 
 import msgspec
 
-from nccl_doctor.facts.fold import counted, few
+from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.job import Job
-from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import Points, RankSeries, Watch
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, fleet_rule, host_rule
+from nccl_doctor.rules.host_memory import WHO_HAS_IT, Counts, killed, kills, swapping
 from nccl_doctor.rules.job_words import places
 from nccl_doctor.rules.ranks import Rank
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration, size
 from nccl_doctor.rules.watch_samples import QUOTED, series_of
-
-_WHO = Fix("see who has the memory", "ps -eo pid,user,rss,comm --sort=-rss | head; df -h /dev/shm")
-# Killed process 4242 (python) ..., and before it: oom-kill:constraint=CONSTRAINT_MEMCG,...,task=python,pid=4242,uid=0
-_VICTIM = re.compile(r"(?:Killed process |oom-kill:.{0,900},pid=)([0-9]{1,10})\b")
-_HOST_FULL = "Out of memory: "  # of a group it is: Memory cgroup out of memory (mm/oom_kill.c)
 
 
 class _Trend:
@@ -112,7 +106,7 @@ def _growth(
             + (", beside what its ranks take" if speed else ""),
             Evidence(available, "/proc/meminfo", host=host),
             hosts=(host,),
-            fixes=(msgspec.structs.replace(_WHO, host=host),),
+            fixes=(msgspec.structs.replace(WHO_HAS_IT, host=host),),
             confidence=0.7,
         )
 
@@ -130,67 +124,17 @@ def memory_lasts(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     watch = host.need(Watch)
     left = watch.memory_available_bytes[-1:]
-    where = f", {size(left[0][1])} available at the end" if left else ""
     job = host.want(Job)
-    ranks = {process.pid for process in job.processes} if job else set()
-    lines = sorted(_kill_lines(host), key=lambda line: line[0] in ranks)  # the last ones are quoted
-    own = max(sum(watch.killed_in.values()), len({pid for pid, _ in lines} & ranks))
-    others = max(0, (watch.killed or 0) - own)
     # A rank that ended may have been alone in its group, and the group is gone with its count.
-    own_known = bool(watch.ranks) and all(
+    all_groups = bool(watch.ranks) and all(
         rank.ended_s is None and rank.oom_file in watch.killed_in for rank in watch.ranks
     )
-    if own:
-        yield _killed(host, Severity.FAIL, f"{counted(own, 'process')} of the job", watch, lines, ("hang.rank-gone",))
-    if others:
-        severity, whose = Severity.INFO, " outside the job's control groups"
-        if not own_known:
-            severity, whose = Severity.WARN, ", it is not known whose,"
-        elif any(_HOST_FULL in text for _, text in lines):
-            severity = Severity.WARN
-        rest = [line for line in lines if line[0] not in ranks]
-        yield _killed(host, severity, counted(others, "process") + whose, watch, rest)
-    pages = watch.swapped_pages or 0
-    if pages > value("watch.swapped") * max(1.0, watch.seconds):
-        yield host.finding(
-            "sys.host-oom.swapping",
-            Severity.WARN,
-            f"the host swaps: {pages} pages in {duration(watch.seconds)}",
-            (f"pswpin, pswpout +{pages} pages{where}", "/proc/vmstat"),
-            _WHO,
-        )
+    counts = Counts(watch.seconds, watch.killed or 0, watch.killed_in, all_groups)
+    told = list(killed(host, counts, {process.pid for process in job.processes} if job else (), kills(host)))
+    yield from told
+    where = f", {size(left[0][1])} available at the end" if left else ""
+    yield from swapping(host, watch.swapped_pages or 0, watch.seconds, where)
     if watch.killed is None or watch.swapped_pages is None:
         raise MissingFact("kills for want of memory, swapping", "/proc/vmstat does not tell (Linux before 4.13)")
-    if others and not own_known:
+    if not all_groups and any(item.severity is Severity.WARN for item in told):
         raise MissingFact("whose processes the kernel killed", "the ranks' control groups do not tell, or are gone")
-
-
-def _kill_lines(host: Host) -> list[tuple[int, str]]:
-    """Process and line of what the kernel log says of kills for want of memory."""
-    log = host.want(KernelLogFact)
-    found = [(_VICTIM.search(line.text), line.text) for line in (log.lines if log else ())]
-    return [(int(victim[1]), text) for victim, text in found if victim]
-
-
-def _killed(
-    host: Host,
-    severity: Severity,
-    which: str,
-    watch: Watch,
-    lines: list[tuple[int, str]],
-    explains: tuple[str, ...] = (),
-) -> Finding:
-    log = host.want(KernelLogFact)
-    groups = [(f"oom_kill +{count}", file) for file, count in sorted(watch.killed_in.items()) if count]
-    return host.finding(
-        "sys.host-oom.killed-now",
-        severity,
-        f"the kernel killed {which} for want of memory in {duration(watch.seconds)}",
-        [
-            *((text, log.source if log else "") for _, text in lines[-QUOTED:]),
-            (f"oom_kill +{watch.killed or 0}", "/proc/vmstat"),
-            *groups[:QUOTED],
-        ],
-        Fix("see which", "sudo dmesg -T | grep -i 'killed process'"),
-        explains=explains,
-    )

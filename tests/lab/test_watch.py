@@ -108,12 +108,13 @@ def found(answer: dict[str, Any], id: str, host: str) -> dict[str, Any]:
 
 @pytest.fixture
 def ranks(lab: Lab) -> Iterator[dict[str, int]]:
-    """Host -> pid of its rank: one leaks, the other does nothing."""
+    """Host -> pid of its rank: the first leaks, the others do nothing."""
     port = 29777 + lab.number
-    shared = [f"MASTER_PORT={port}", "MASTER_ADDR=gpu01", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
+    shared = [f"MASTER_PORT={port}", "MASTER_ADDR=gpu01", "WORLD_SIZE=3", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
+    idle = "import time; time.sleep(600)"
     pids = {
         host: lab.spawn(host, ["env", *shared, f"RANK={rank}", sys.executable, "-c", program])
-        for rank, (host, program) in enumerate({"gpu02": LEAK, "gpu03": "import time; time.sleep(600)"}.items())
+        for rank, (host, program) in enumerate({"gpu02": LEAK, "gpu03": idle, "gpu01": idle}.items())
     }
     yield pids
     for pid in pids.values():
@@ -125,7 +126,7 @@ def ranks(lab: Lab) -> Iterator[dict[str, int]]:
 def test_a_leak_a_dead_rank_and_a_cut_connection(lab: Lab, ranks: dict[str, int], tmp_path: Path) -> None:
     watching = Watching(lab, tmp_path, "--save", str(tmp_path / "watch.ndb"))
     try:
-        watching.wait_for_ranks(2 * len(lab.hostnames))  # they share /proc: each finds both
+        watching.wait_for_ranks(len(ranks) * len(lab.hostnames))  # they share /proc: each finds all
         os.kill(ranks["gpu03"], signal.SIGKILL)
         watching.wait_for("gpu03", f"pid {ranks['gpu03']}", "has ended")
         for process in lab.processes("gpu04"):

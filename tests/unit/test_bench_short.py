@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import pytest
 
-from nccl_doctor.bench.run import Run, World, in_threads
+from nccl_doctor.bench import run
+from nccl_doctor.bench.run import Run, Share, World, in_threads
 from nccl_doctor.bench.short import SHORT_PLAN, run_short
 from nccl_doctor.facts.model import Outcome, ProbeResult
 
@@ -77,22 +79,14 @@ def test_what_is_kept_of_a_good_run_is_small() -> None:
     assert len(rank["output"]) == 16 << 10 and rank["output_cut"] == 100000 - (16 << 10)
 
 
-def test_a_host_that_never_answers_is_not_waited_for_after_a_failure() -> None:
+def test_a_host_that_never_answers_is_not_waited_for_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = {"host": "h", "ranks": [dict(RANK, finished=False, exit=70)], "events": []}
     sessions = {"a": Session(bench=failed), "b": Session(delay_s=60.0)}
-    world = World("gloo", "", (), "a", "10.0.0.1", 1)
-    from nccl_doctor.bench.run import Share
-
-    world = msgspec.structs.replace(world, shares=(Share("a", 0, 1), Share("b", 1, 1)))
-    started = time.monotonic()
+    world = World("gloo", "", (Share("a", 0, 1), Share("b", 1, 1)), "a", "10.0.0.1", 1)
     plan = msgspec.structs.replace(SHORT_PLAN, limit_s=0.1)
-    import nccl_doctor.bench.run as run
-
-    before, run.LAST_CHANCE_S = run.LAST_CHANCE_S, 1.0
-    try:
-        found = Run(sessions, world, plan, 50.0, lambda host, event: None).run()
-    finally:
-        run.LAST_CHANCE_S = before
+    monkeypatch.setattr(run, "LAST_CHANCE_S", 1.0)
+    started = time.monotonic()
+    found = Run(sessions, world, plan, 50.0, lambda host, event: None).run()
     assert time.monotonic() - started < 10.0
     assert found["b"].outcome is Outcome.TIMED_OUT and found["b"].detail.startswith("no answer")
 

@@ -173,20 +173,24 @@ def test_more_than_memory_is_skipped_with_the_reason(everything: tuple[Collectiv
     assert max(item.asked for item in results.measurements) == 1 << 20
 
 
-def _memory_limit_after_first_size(victim: int, extra: int) -> Events:
-    """From outside, as a cgroup would: what this rank has mapped, and ``extra`` bytes more."""
+def _at_first_size(victim: int, act: Callable[[int], None]) -> Events:
+    """Do something to this rank, given its process id, once the first size has been measured."""
     pids: dict[int, int] = {}
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "world":
             pids.update((record["rank"], record["pid"]) for record in event["ranks"])
         if event["event"] == "size" and pids:
-            status = Path(f"/proc/{pids[victim]}/status").read_text()
-            mapped = int(status.split("VmSize:")[1].split()[0]) * 1024
-            resource.prlimit(pids[victim], resource.RLIMIT_AS, (mapped + extra, resource.RLIM_INFINITY))
+            act(pids[victim])
             pids.clear()
 
     return on_event
+
+
+def _limit_memory(pid: int, extra: int) -> None:
+    """From outside, as a cgroup would: to what the process has mapped, and ``extra`` bytes more."""
+    mapped = int(Path(f"/proc/{pid}/status").read_text().split("VmSize:")[1].split()[0]) * 1024
+    resource.prlimit(pid, resource.RLIMIT_AS, (mapped + extra, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize(("collective", "victim"), [("reducescatter", 2), ("gather", 0)])
@@ -195,7 +199,7 @@ def test_out_of_memory_in_a_collective_ends_that_size_and_not_the_run(collective
     large = 64 << 20
     fact, results = run(
         3,
-        _memory_limit_after_first_size(victim, int(1.9 * large)),
+        _at_first_size(victim, lambda pid: _limit_memory(pid, int(1.9 * large))),
         collectives=[collective, "allreduce"],
         sizes=[1024, 2048, 4096, large, 8192],
         budget_s=30.0,
@@ -219,23 +223,10 @@ def test_one_rank_runs_alone() -> None:
     ]
 
 
-def _signal_at_first_size(number: signal.Signals, victim: int) -> Events:
-    pids: dict[int, int] = {}
-
-    def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "world":
-            pids.update((record["rank"], record["pid"]) for record in event["ranks"])
-        if event["event"] == "size" and pids:
-            os.kill(pids[victim], number)
-            pids.clear()
-
-    return on_event
-
-
 def test_a_killed_rank_is_named() -> None:
     fact, results = run(
         3,
-        _signal_at_first_size(signal.SIGKILL, 1),
+        _at_first_size(1, lambda pid: os.kill(pid, signal.SIGKILL)),
         collectives=["allreduce"],
         sizes=[1024, 1 << 22],
         iters=200,
@@ -251,7 +242,7 @@ def test_a_stopped_rank_is_named_within_the_limit() -> None:
     started = time.monotonic()
     fact, _ = run(
         2,
-        _signal_at_first_size(signal.SIGSTOP, 1),
+        _at_first_size(1, lambda pid: os.kill(pid, signal.SIGSTOP)),
         collectives=["allreduce"],
         sizes=[1024, 1 << 22],
         iters=200,
@@ -297,14 +288,10 @@ def test_a_taken_port_is_named() -> None:
 
 
 def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
-    fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(_broken_torch(tmp_path))})
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch for tests')\n")
+    fact, _ = run(1, collectives=["allreduce"], sizes=[4], env={"PYTHONPATH": str(tmp_path)})
     (found,) = failures({"here": fact})
     assert found.id == "sw.torch-missing.import-fails" and "no torch for tests" in found.evidence[0].text
-
-
-def _broken_torch(tmp_path: Path) -> Path:
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch for tests')\n")
-    return tmp_path
 
 
 def test_a_world_of_another_size_is_an_error() -> None:
@@ -362,19 +349,8 @@ def test_under_torchrun_there_is_one_world_and_one_table() -> None:
 
 def test_two_names_of_one_machine_are_told_as_that() -> None:
     """Over hosts the ranks are placed by us: their number on a machine is no trouble of the launcher's."""
-    words = (
-        "-H",
-        "a,b",
-        "--transport",
-        "command=env NAME={host}",
-        "--ranks-per-host",
-        "2",
-        "--sizes",
-        "4K",
-        "--iters",
-        "3",
-    )
-    command = [sys.executable, "-m", "nccl_doctor", "bench", "allreduce", *words]
+    reached = ["-H", "a,b", "--transport", "command=env NAME={host}", "--ranks-per-host", "2"]
+    command = [sys.executable, "-m", "nccl_doctor", "bench", "allreduce", "--sizes", "4K", "--iters", "3", *reached]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 11 and "net.wrong-interface.loopback-in-use" in done.stdout, done.stdout
 

@@ -196,6 +196,11 @@ def test_the_documentation_is_told_on_the_terminal() -> None:
     ]
     page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "docs/inventory.md"]).output
     assert "\nMPICH, Hydra\n    `gpu01:8`\n" in page and "---" not in page and "](" not in page
+    page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "estimate"]).output
+    assert (
+        "\n1. Measure the rates, " in page
+        and "\n2. Take the time of a step of your job from its log, and say\n   on " in page
+    )
     assert CliRunner().invoke(cli.app, ["docs", "inventry"]).exit_code == 2
 
 

@@ -142,6 +142,12 @@ def saved(
     )  # fmt: skip
 
 
+def off_by(run: Outcome, error: float) -> Outcome:
+    """The same run, with lines that miss their points by so much."""
+    fits = [msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=error)) for item in run.fits]
+    return msgspec.structs.replace(run, fits=tuple(fits))
+
+
 def rate_of(machines: Machines, gpus: int, collective: str = "allreduce", call_bytes: float = 64 << 20) -> Rate:
     found = rate(machines, collective, gpus, call_bytes)
     assert isinstance(found, Rate), found
@@ -205,12 +211,8 @@ def test_a_run_of_other_machines_tells_nothing() -> None:
 
 
 def test_a_line_that_misses_its_points_is_no_rate_and_one_that_nearly_does_is_a_wider_range() -> None:
-    run = saved()
     for error, known in ((0.6, False), (0.25, True)):
-        worse = tuple(
-            msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=error)) for item in run.fits
-        )
-        found = rate(Machines(8, (("r.json", msgspec.structs.replace(run, fits=worse)),)), "allreduce", 16, 1 << 24)
+        found = rate(Machines(8, (("r.json", off_by(saved(), error)),)), "allreduce", 16, 1 << 24)
         assert isinstance(found, Rate) == known
         if isinstance(found, Rate):
             assert (found.busbw.low, found.busbw.high) == pytest.approx((32.0, 50.0))
@@ -250,12 +252,7 @@ def test_a_step_by_hand() -> None:
 
 def test_errors_of_two_runs_do_not_cancel_out() -> None:
     """Both are up to a quarter off: that within a host may be the best case while that over hosts is the worst."""
-
-    def off(run: Outcome) -> Outcome:
-        own = [msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=0.25)) for item in run.fits]
-        return msgspec.structs.replace(run, fits=tuple(own))
-
-    one, two = off(saved((8,), 0.0, 40.0)), off(saved((8, 8), 0.0, 20.0))
+    one, two = off_by(saved((8,), 0.0, 40.0), 0.25), off_by(saved((8, 8), 0.0, 20.0), 0.25)
     small, large = asked(runs=(("one.json", one), ("two.json", two)), figures=Figures()).rows
     assert small.step is not None and (small.step.low, small.step.high) == pytest.approx((1.0, 1.0))
     assert large.step is not None and large.step.high == pytest.approx(1 - 0.175 / 1.25 + 0.375 * 1.25)
@@ -337,13 +334,14 @@ def test_a_step_that_is_too_short_for_its_communication_is_contradicted() -> Non
 
 def test_a_measured_step_bounds_its_own_communication() -> None:
     """0.47 to 1.05 s by the run's rate, in a step of 0.9 s: it takes no more than that."""
-    run = saved((8,), 0.0, 10.0)
-    worse = tuple(msgspec.structs.replace(item, fit=msgspec.structs.replace(item.fit, error=0.5)) for item in run.fits)
-    run = msgspec.structs.replace(run, fits=worse)
+    run = off_by(saved((8,), 0.0, 10.0), 0.5)
     for seconds in (0.9, 0.62, 0.73):  # what is left may be a rounding error below 0
         (row,) = asked(gpus=(8,), steps=(Step(seconds, 8),), runs=(("one.json", run),), figures=Figures()).rows
         assert row.step is not None and (row.step.low, row.step.high) == pytest.approx((seconds, seconds))
         assert row.share is not None and row.share.high == pytest.approx(1.0)
+    one, eight = asked(gpus=(1, 8), steps=(Step(0.9, 8),), runs=(("one.json", run),), figures=Figures()).rows
+    assert one.step is not None and one.step.low == 0  # at the worst rate all of the step is communication
+    assert one.share == Range(0.0, 0.0) and eight.efficiency is not None and eight.efficiency.low == 0
 
 
 def test_other_measured_steps_are_compared() -> None:
@@ -414,9 +412,8 @@ def test_the_json_has_the_published_schema(tmp_path: Path) -> None:
             document = json.loads(told(*WORDS, *words, *step, "--format", "json").stdout)
             jsonschema.validate(document, schema)
             assert [row["gpus"] for row in document["rows"]] == [8, 16]
-            assert all(
-                row["share_met"] and row["efficiency_met"] for row in document["rows"]
-            )  # also where it cannot be told
+            met = [row[name] for row in document["rows"] for name in ("share_met", "efficiency_met")]
+            assert all(met)  # also where it cannot be told
     assert document["schema"] == "nccl-doctor/estimate/1" and MOST_SHARE == 0.2 and LEAST_EFFICIENCY == 0.8
 
 

@@ -190,7 +190,6 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (QUEUE, {}, "waits for another thread to fill a queue in evaluate", "thread saver: save"),
         (JOIN, {}, "is in save (ckpt.py:7)", "thread MainThread: evaluate (train.py:31)"),
         (IMPORT, {}, "waits for another thread to import a module in evaluate", "thread saver: save"),
-        (LOOP, {}, "waits in its event loop in evaluate", "asyncio/base_events.py:607"),
         (POOL, {}, "waits for a child process of its pool in evaluate", "in wait_for_partner"),
         (OWN, {"call": "read", "file": "/dev/pts/3"}, "waits for input from /dev/pts/3 in evaluate", "/dev/pts/3"),
         ([("interaction", STDLIB + "pdb.py", 9), *OWN], {}, "stands in a debugger (pdb) in evaluate", "pdb.py"),
@@ -198,7 +197,7 @@ COMPILE = [("compile_fx", "/opt/env/lib/python3.11/site-packages/torch/_inductor
         (COMPILE, {"waits_in": "x"}, "compiles in evaluate", "torch/_inductor/compile_fx.py:9"),
     ],
     ids=["lock", "child", "end", "answer", "store", "pipe", "socket", "queue",
-         "join", "import", "loop", "pool", "input", "pdb", "build", "compile"],
+         "join", "import", "pool", "input", "pdb", "build", "compile"],
 )  # fmt: skip
 def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words: str, proof: str) -> None:
     away = process(1, stack, readings=[reading(main=main)] * 2)
@@ -209,6 +208,121 @@ def test_what_a_rank_waits_for_is_told(stack: Stack, main: dict[str, Any], words
     found = first(examine(bundle(*four(r1=away), child)))
     assert found.id == "hang.elsewhere" and f"rank 1 (pid 101) {words}" in found.title
     assert proof in " ".join(item.text for item in found.evidence)
+
+
+ACCEPT = [("socket.accept", STDLIB + "socket.py", 295), *OWN]
+REQUESTS = [("BaseServer.serve_forever", STDLIB + "socketserver.py", 232), *OWN]
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        (LOOP, "waits in its event loop"),
+        (ACCEPT, "waits for somebody to connect"),
+        (REQUESTS, "waits for requests"),
+    ],
+    ids=["loop", "accept", "requests"],
+)
+def test_a_rank_that_may_serve_requests_is_suspected_and_not_accused(stack: Stack, words: str) -> None:
+    """An idle inference server: the others wait for what rank 0 will be asked."""
+    answer = examine(bundle(*four(r0=process(0, stack))))
+    assert answer.verdict == "stands" and f"perhaps rank 0 (pid 100) {words} in evaluate" in answer.sentence
+
+
+def test_who_sleeps_beside_a_thread_that_computes_a_little_does_not_compute() -> None:
+    away = process(1, OWN, readings=[reading(), reading(cpu_s=1.6)])  # a fifth of a CPU
+    assert "waits for a lock or another thread in evaluate" in first(examine(bundle(*four(r1=away)))).title
+    awake = [reading(main={"state": "R"}), reading(cpu_s=1.6)]
+    assert "computes in evaluate" in first(examine(bundle(*four(r1=process(1, OWN, readings=awake))))).title
+
+
+def test_a_child_that_computes_is_told() -> None:
+    shell = {"pid": 900, "start_ticks": 900, "parent": 100, "role": "child", "rank_pid": 100, "connections": []}
+    busy = [reading(cpu_s=1.0), reading(cpu_s=3.0)]
+    child = {**process(0), **shell, "stacks": [None, None], "readings": busy}
+    away = process(0, POPEN, readings=[reading(waits_in="do_wait")] * 2)
+    assert (
+        "waits for its child process, which computes, in evaluate"
+        in first(examine(bundle(*four(r0=away), child))).title
+    )
+
+
+def silent_for(milliseconds: int, *processes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same, with connections that carried something so long ago."""
+    ago = {"sent_ago_ms": milliseconds, "received_ago_ms": milliseconds}
+    return [{**one, "connections": [{**link, **ago} for link in one.get("connections", ())]} for one in processes]
+
+
+def test_a_silence_that_a_step_may_take_is_told_in_the_first_sentence() -> None:
+    away = process(3, OWN, readings=[reading(waits_in="hrtimer_nanosleep")] * 2)
+    worker = {**process(1, WORKER), "pid": 901, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}
+    for ranks, id in ((four(r3=away), "hang.elsewhere"), ([*four(r1=process(1, LOADER)), worker], "hang.dataloader")):
+        found = first(examine(bundle(*silent_for(7_000, *ranks))))
+        assert found.id == id and found.title.endswith("; 3 other ranks wait in barrier, for 7 s so far")
+        assert found.confidence == 0.7 and found.fixes[0].text.startswith("look again in a minute")
+        long = first(examine(bundle(*silent_for(31_000, *ranks))))
+        assert "so far" not in long.title and long.confidence == 0.9
+
+
+CROWDED = [reading("S", cpu_s=1.0), reading("S", cpu_s=1.5)]  # a sixth of a CPU: four ranks on a host that is full
+
+
+def test_ranks_that_all_compute_on_a_crowded_host_do_not_wait() -> None:
+    for busy in (CROWDED, [reading("S"), reading("R")]):
+        answer = examine(bundle(*(process(rank, OWN, readings=busy) for rank in range(4))))
+        assert answer.verdict == "not-known" and "ranks 0-3 are at work, 0 of 4 ranks found wait" in answer.sentence
+    sleeping = examine(bundle(*(process(rank, OWN) for rank in range(4))))
+    assert sleeping.verdict == "stands" and "4 of 4 ranks found wait at evaluate" in sleeping.sentence
+
+
+@pytest.mark.parametrize("last", ["saving", "computing", "ending"])
+def test_ranks_that_are_gone_while_the_rest_waits_for_nobody_may_have_finished(last: str) -> None:
+    save = [("save", "/opt/env/lib/python3.11/site-packages/torch/serialization.py", 966), *OWN]
+    end = [("_shutdown", STDLIB + "threading.py", 1590)]
+    stack, readings = {
+        "saving": (save, None), "computing": (OWN, CROWDED), "ending": (end, None),
+    }[last]  # fmt: skip
+    more = {"readings": readings} if readings else {}
+    answer = examine(bundle(process(0, stack, **more), process(2, stack, **more)))
+    assert answer.verdict != "held" and "rank 1 has no process on gpu01" in answer.sentence
+    gone = [item for item in answer.report.findings if item.id == "hang.rank-gone"]
+    assert {item.severity.value for item in gone} == {"warn"} and "the job may be at its end" in gone[0].title
+    held = examine(bundle(process(0, stack, **more), process(2))).report.findings
+    assert {item.severity.value for item in held if item.id == "hang.rank-gone"} == {"fail"}, (
+        "rank 2 waits in a barrier"
+    )
+    alone = examine(bundle(process(0, OWN), process(2, OWN)))
+    assert first(alone).id == "hang.rank-gone", "who sleeps in a line of the program may wait for them"
+
+
+def test_what_a_rank_says_to_itself_moves_no_job() -> None:
+    away = process(3, OWN)
+    own = {**_connection(3, 3), "local": "127.0.0.1:9", "peer": "127.0.0.1:8", "moved_bytes": 1 << 20}
+    away["connections"] += [own, {**own, "local": own["peer"], "peer": own["local"]}]
+    found = first(examine(bundle(*four(r3=away))))
+    assert found.id == "hang.elsewhere" and blamed(found) == [("gpu02", 3)]
+
+
+def test_a_thread_of_an_executor_that_the_main_one_waits_for_is_what_the_rank_does() -> None:
+    """``async_save(...).result()``: on three ranks the thread waits in torch, on one it writes."""
+    result = [
+        ("Condition.wait", STDLIB + "threading.py", 327),
+        ("Future.result", STDLIB + "concurrent/futures/_base.py", 451),
+        *OWN,
+    ]
+    slow = [
+        ("write_data", "/job/ckpt.py", 7),
+        ("save", "/opt/env/lib/python3.11/site-packages/torch/distributed/checkpoint/state_dict_saver.py", 9),
+    ]
+    ranks = [process(rank, result) for rank in range(4)]
+    for item in ranks:
+        thread = slow if item["pid"] == 101 else BARRIER[:1]
+        for told in item["stacks"]:
+            told["threads"].append({"id": 2, "name": "saver", "frames": frames_of(thread)})
+    found = first(examine(bundle(*ranks)))
+    assert (
+        found.id == "hang.elsewhere" and "rank 1 (pid 101) writes a checkpoint in write_data (ckpt.py:7)" in found.title
+    )
 
 
 def test_a_thread_that_is_stuck_in_the_kernel_is_what_its_rank_waits_for() -> None:
@@ -740,13 +854,25 @@ def test_in_three_collectives_nobody_can_come_where_every_rank_was_found() -> No
         assert seen.verdict == "stands" and "; perhaps rank 0 waits in" in seen.sentence
 
 
+def test_ranks_in_different_collectives_are_no_proof_where_a_thread_of_one_may_come_to_them() -> None:
+    """Provoked: rank 0's thread computes, and then joins the barrier of another group that the others wait in."""
+    ranks = [process(rank, BARRIER) for rank in range(1, 4)]
+    busy = process(0, REDUCE)
+    for told in busy["stacks"]:
+        told["threads"].append({"id": 2, "name": "later", "frames": frames_of(OWN)})
+    answer = examine(bundle(busy, *ranks))
+    assert answer.verdict == "stands" and "perhaps rank 0 waits in all_reduce" in answer.sentence
+    assert mismatch(examine(bundle(process(0, REDUCE), *ranks))).confidence == 0.9
+
+
 def test_who_pickles_for_a_collective_is_at_work_and_in_no_other_call() -> None:
     """As in ``all_gather_object`` of results, of which rank 0 has none."""
     pickles = [("_object_to_tensor", REDUCE[0][1], 3405), *calls("all_gather_object", 9)]
     busy = [reading("R", cpu_s=1.0, waits_in=""), reading("R", cpu_s=4.0, waits_in="")]
     own = [process(rank, pickles, readings=busy) for rank in range(1, 4)]
     answer = examine(bundle(process(0, calls("all_gather", 9)), *own))
-    assert answer.exit_code == 12 and not mismatches(answer), answer.sentence
+    assert answer.verdict == "not-known" and not mismatches(answer), answer.sentence
+    assert "ranks 1-3 are at work, 1 of 4 ranks found wait in all_gather at train (train.py:9)" in answer.sentence
     late = first(examine(bundle(*four(r1=own[0]))))
     assert late.id == "hang.elsewhere" and "rank 1 (pid 101) computes in train (train.py:9)" in late.title
 
@@ -1018,8 +1144,30 @@ def test_a_host_that_swaps_or_kills_is_told() -> None:
     before, swapping = ({"pswpin": count, "pswpout": 0, "oom_kill": 1} for count in (10, 90_000))
     answer = examine(bundle(*four(), memory=[before, swapping]))
     assert {item.id for item in answer.report.causes if item.id.startswith("sys")} == {"sys.host-oom.swapping"}
-    killing = first(examine(bundle(*four()[:3], memory=[before, {**before, "oom_kill": 2}])))
-    assert killing.id == "sys.host-oom.killed-now" and "oom_kill 1 -> 2" in killing.evidence[0].text
+
+
+GROUP = "/sys/fs/cgroup/job/memory.events"
+
+
+@pytest.mark.parametrize(
+    ("counts", "severity", "whose"),
+    [
+        (({GROUP: 5}, {GROUP: 6}), "fail", "killed 1 process of the job for want of memory in 3 s"),
+        (({GROUP: 5}, {GROUP: 5}), "info", "killed 1 process outside the job's control groups"),
+        (({GROUP: 5, "": None},) * 2, "warn", "killed 1 process, it is not known whose,"),
+        ((), "warn", "it is not known whose"),
+    ],
+)
+def test_what_the_kernel_kills_between_the_looks_is_held_against_the_job_where_it_is_the_jobs(
+    counts: tuple[Any, ...], severity: str, whose: str
+) -> None:
+    """As in ``watch``: other containers of the host are killed at limits of their own."""
+    totals = [{"pswpin": 0, "pswpout": 0, "oom_kill": count} for count in (1, 2)]
+    answer = examine(bundle(*four(), memory=totals, killed=counts))
+    told = [item for item in answer.report.findings if item.id == "sys.host-oom.killed-now"]
+    assert {item.severity.value for item in told} == {severity} and whose in told[0].title
+    assert (answer.verdict == "held") == (severity == "fail")
+    assert ("perhaps the kernel killed" in answer.sentence) == (severity == "warn")
 
 
 def test_what_the_kernel_has_logged_since_the_job_started_is_quoted() -> None:

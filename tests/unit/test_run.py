@@ -77,7 +77,10 @@ def test_a_job_in_which_all_wait_may_be_ended_and_one_that_moves_has_no_key() ->
     busy = [test_hang.reading("R", cpu_s=1.0), test_hang.reading("R", cpu_s=4.0)]
     work = (test_hang.process(rank, test_hang.OWN, readings=busy) for rank in range(1, 4))
     early = seen(test_hang.bundle(test_hang.process(0), *work))  # rank 0 alone waits, for those who compute
-    assert (early.answer.verdict, early.keep_on) == ("stands", "ranks 1-3 are elsewhere, and may come")
+    assert (early.answer.verdict, early.key) == ("not-known", ())
+    lines = ([("load", "/job/data.py", rank)] for rank in range(1, 4))
+    apart = seen(test_hang.bundle(test_hang.process(0), *map(test_hang.process, range(1, 4), lines)))
+    assert (apart.answer.verdict, apart.keep_on) == ("stands", "ranks 1-3 are elsewhere, and may come")
     ranks = test_hang.four()
     for item in ranks:
         item["connections"] = [{**one, "moved_bytes": 1 << 20} for one in item["connections"]]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from nccl_doctor.agent import cgroups, isolated, probing
 from nccl_doctor.agent.job import processes, stacks
 from nccl_doctor.agent.probes import gpu, kernel_log, watch
 from nccl_doctor.agent.probing import ProbeTrouble
+from nccl_doctor.agent.whereabouts import device_of, whereabouts
 from nccl_doctor.cli import _hosts
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_folds import POINTS, Series
 from nccl_doctor.collect.watch_series import EVENTS, GONE_NICS_KEPT, LINES_TOLD, HostSeries
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import Witness
+from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Bundle, Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.watch import Event, Watch
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -157,7 +159,7 @@ def test_gpus_of_another_job_are_no_peers() -> None:
     """Two hosts of a job whose GPUs run cool and fast say nothing of two others'."""
 
     def other_job(now_s: float, sample: dict[str, Any]) -> None:
-        for process in sample["processes"]:
+        for process in sample["job"]["processes"]:
             process["environment"]["MASTER_PORT"] = "29600"
 
     slow = all_gpus(clock_sm_mhz=1200, temperature_c=84)
@@ -371,19 +373,59 @@ def test_ranks_that_end_with_their_job_are_no_fault() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
 
 
-def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning() -> None:
+def left_alone(end_s: float) -> Change:
+    """Rank 0 goes on until then, all others end after 60 s."""
+
     def save(now_s: float, sample: dict[str, Any]) -> None:
         if now_s > 60:
-            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < 120}
+            sample["ranks"] = {pid: told for pid, told in sample["ranks"].items() if pid == "4000" and now_s < end_s}
 
-    causes = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), save))).report.causes
-    assert [(item.id, item.severity) for item in causes] == [("hang.rank-gone.ended", Severity.WARN)] * 7
-    assert causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+    return save
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(2, 4), (1, 2), (2, 1)])
+def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning(hosts: int, ranks: int) -> None:
+    names = ("gpu01", "gpu02")[:hosts]
+    over = told(watched.bundle(dict.fromkeys(names, left_alone(120)), hosts=hosts, ranks=ranks))
+    warned = [("hang.rank-gone.ended", Severity.WARN)] * (hosts * ranks - 1)
+    assert [(item.id, item.severity) for item in over.report.causes] == warned and not over.report.unknown
+    assert over.report.causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
+    still = told(watched.bundle(dict.fromkeys(names, left_alone(999)), hosts=hosts, ranks=ranks))
+    assert [(item.id, item.severity) for item in still.report.causes] == warned
+    assert still.report.verdict == "incomplete" and {what for what, _ in gaps(still)} == {
+        "why ranks of job gpu01:29500 ended"
+    }
+
+
+def never_found(*pids: int, age_s: float = 600.0) -> Change:
+    """These ranks had ended before the first look."""
+
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        for pid in pids:
+            sample["ranks"].pop(str(pid), None)
+        told = sample["job"]["processes"]
+        sample["job"]["processes"] = [{**process, "age_s": age_s} for process in told if process["pid"] not in pids]
+
+    return change
+
+
+def test_a_rank_that_ended_before_the_first_look_is_known_by_what_the_others_of_its_host_say() -> None:
+    found = only(told(watched.bundle({"gpu02": never_found(4005)})))
+    assert (found.id, found.severity, found.hosts) == ("hang.rank-gone", Severity.FAIL, ("gpu02",))
+    assert found.title.startswith("rank 5 has no process on gpu02") and "LOCAL_WORLD_SIZE=4" in found.evidence[0].text
+    answer = told(watched.bundle({"gpu01": never_found(4001)}, hosts=1, ranks=2))
+    (last,) = answer.report.causes
+    assert (last.id, last.severity) == ("hang.rank-gone", Severity.WARN), "rank 0 may write the last checkpoint"
+    assert gaps(answer) == {("why ranks of job gpu01:29500 ended", ("gpu01",))}
+    young = told(watched.bundle({"gpu02": never_found(4005, age_s=20.0)}))
+    assert not young.report.causes and gaps(young) == {("ranks 5 of job gpu01:29500", ("gpu02",))}
+    over = dict.fromkeys(("gpu01", "gpu02"), both(never_found(4005), during(100, 999, never_found(*range(4000, 4008)))))
+    assert clean(told(watched.bundle(over))), "who was the first to end, nobody saw"
 
 
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
     def nobody(now_s: float, sample: dict[str, Any]) -> None:
-        sample.update(processes=[], ranks={})
+        sample["ranks"], sample["job"]["processes"] = {}, []
 
     hosts = ("gpu01", "gpu02")
     answer = told(watched.bundle(dict.fromkeys(hosts, nobody), gpus=0))
@@ -396,7 +438,7 @@ def test_samples_that_come_late_count_from_when_they_were_taken() -> None:
     for at_s in range(1000, 1100, 5):
         sample = watched.host_sample(at_s, range(at_s < 1050), 1)
         series.take(sample, at_s - 1000.0 if at_s < 1030 else 300.0)
-    (rank,) = series.facts(301.0)["watch"].ranks
+    (rank,) = series.watch(301.0).ranks
     assert (rank.last_s, rank.ended_s) == (pytest.approx(45, abs=0.1), pytest.approx(50, abs=0.1))
     assert rank.resident_bytes[-1][0] == pytest.approx(45, abs=0.1)
 
@@ -413,7 +455,8 @@ def test_the_clock_of_a_host_is_read_anew_with_each_connection(monkeypatch: pyte
 
 def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
     def refuse(now_s: float, sample: dict[str, Any]) -> None:
-        sample.update(processes=[], ranks={}, refused={"count": 4, "pids": [1]})
+        sample["ranks"] = {}
+        sample["job"].update(processes=[], refused={"count": 4, "pids": [1]})
 
     answer = told(watched.bundle({"gpu01": refuse}))
     assert ("ranks of others", ("gpu01",)) in gaps(answer)
@@ -431,52 +474,150 @@ def test_ranks_of_others_that_may_not_be_read_are_unknown() -> None:
 )
 def test_links_that_go_down_and_errors_that_rise(counter: str, rise: int, id: str, severity: Severity) -> None:
     def change(now_s: float, sample: dict[str, Any]) -> None:
-        for nic in (*sample["interfaces"].values(), *sample["ports"].values()):
-            if counter in nic["counters"] and now_s > 60:
-                nic["counters"][counter] += rise
+        for nic in sample["nics"].values():
+            if counter in nic["errors"] and now_s > 60:
+                nic["errors"][counter] += rise
 
     found = only(told(watched.bundle({"gpu02": change})))
     assert (found.id, found.severity, found.hosts) == (id, severity, ("gpu02",)), found
 
 
-def test_a_port_that_goes_away_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
-    def no_port(now_s: float, sample: dict[str, Any]) -> None:
-        if now_s > 60:
-            sample["ports"] = {}
+def without(nic: str, state: str, proof: str, begin_s: float = 65.0, end_s: float = 999.0) -> Change:
+    """It is gone in that time; what became of it is told in the first sample that lacks it."""
 
-    def no_interface(now_s: float, sample: dict[str, Any]) -> None:
-        counters = sample["interfaces"]["eth0"]["counters"]
-        sample["interfaces"]["tun0"] = {"speed_mbps": None, "counters": {**counters, "rx_bytes": 0, "tx_bytes": 0}}
-        if now_s > 60:
-            sample["interfaces"] = {"eth0": {"speed_mbps": None, "counters": dict.fromkeys(counters)}}
+    def change(now_s: float, sample: dict[str, Any]) -> None:
+        del sample["nics"][nic]
+        if now_s == begin_s:
+            sample["gone"][nic] = {"state": state, "proof": proof}
 
+    return during(begin_s, end_s, change)
+
+
+def test_a_port_that_is_lost_is_a_fault_and_so_is_an_interface_that_carried_data() -> None:
+    def tunnel(now_s: float, sample: dict[str, Any]) -> None:
+        if now_s < 65:
+            sample["nics"]["tun0"] = {**sample["nics"]["eth0"], "received_bytes": 0, "sent_bytes": 0}
+
+    no_port = without("mlx5_0/1", "lost", "its device 0000:3b:00.0 is gone")
+    no_interface = both(tunnel, without("eth0", "lost", "its device 0000:3c:00.0 has no driver"))
     answer = told(watched.bundle({"gpu01": no_port, "gpu02": no_interface}))
     found = {(item.id, *item.hosts): item for item in answer.report.causes}
     assert set(found) == {("ib.link-flapping", "gpu01"), ("net.link-flapping", "gpu02")}
     assert found["ib.link-flapping", "gpu01"].title == "mlx5_0/1 was gone for 91 s, and did not come back"
     assert {item.severity for item in found.values()} == {Severity.FAIL}
-    assert "no sample from 60 s to 151 s" in found["net.link-flapping", "gpu02"].evidence[0].text
-    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "eth0 is gone", "tun0 is gone"]
+    assert [proof.text for proof in found["net.link-flapping", "gpu02"].evidence] == [
+        "no sample from 60 s to 151 s of the watch: not in /sys",
+        "its device 0000:3c:00.0 has no driver",
+    ]
+    assert [event.text for event in answer.events] == [
+        "mlx5_0/1 is gone: its device 0000:3b:00.0 is gone",
+        "eth0 is gone: its device 0000:3c:00.0 has no driver",
+        "tun0 is gone",
+    ]
+
+
+def test_a_port_that_was_moved_to_another_namespace_is_no_fault_and_a_warning_where_it_carried_data() -> None:
+    there = "it is in the network namespace of process 4711 (pause)"
+
+    def unused(now_s: float, sample: dict[str, Any]) -> None:
+        sample["nics"]["mlx5_0/1"].update(received_bytes=0, sent_bytes=0)
+
+    gone = without("mlx5_0/1", "moved", there)
+    busy = only(told(watched.bundle({"gpu01": gone})))
+    assert (busy.id, busy.severity) == ("ib.link-flapping.moved", Severity.WARN)
+    assert "was moved to another network namespace for 91 s" in busy.title and busy.evidence[-1].text == there
+    idle = told(watched.bundle({"gpu01": both(unused, gone)}))
+    assert only(idle).severity is Severity.INFO and idle.report.verdict == "healthy"
+
+
+def test_a_port_of_which_nobody_knows_where_it_went_is_a_warning_and_unknown() -> None:
+    still = "its device 0000:3b:00.0 still has its driver mlx5_core"
+
+    def never_told(now_s: float, sample: dict[str, Any]) -> None:
+        del sample["nics"]["mlx5_0/1"]
+
+    for change, why in ((without("mlx5_0/1", "unknown", still), still), (during(65, 999, never_told), "not in /sys")):
+        answer = told(watched.bundle({"gpu01": change}))
+        (found,) = answer.report.causes
+        assert (found.id, found.severity, found.evidence[-1].text) == ("ib.link-flapping", Severity.WARN, why)
+        (gap,) = answer.report.unknown
+        assert (gap.what, gap.hosts) == ("where mlx5_0/1 went", ("gpu01",)) and gap.why.startswith(f"{why}: taken down")
 
 
 def test_a_port_that_came_back_was_gone_all_the_same() -> None:
     """Its driver was loaded anew, say: its counters begin at 0."""
-
-    def no_port(now_s: float, sample: dict[str, Any]) -> None:
-        sample["ports"] = {}
-
-    answer = told(watched.bundle({"gpu01": during(60, 90, no_port)}))
+    gone = without("mlx5_0/1", "lost", "its device 0000:3b:00.0 has no driver", 60, 90)
+    answer = told(watched.bundle({"gpu01": gone}))
     found = only(answer)
     assert (found.id, found.severity) == ("ib.link-flapping", Severity.WARN)
     assert found.title == "mlx5_0/1 was gone for 35 s, and came back"
-    assert [event.text for event in answer.events] == ["mlx5_0/1 is gone", "mlx5_0/1 is back, after 35 s"]
+    assert [event.text for event in answer.events][1] == "mlx5_0/1 is back, after 35 s"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of which ``mlx5_0`` and ``eth0`` were moved into the pod of process 77 (as ``net1``), or are gone."""
+    for place in ("devices/pci0000:00/0000:3b:00.0", "devices/virtio1", "class/net", "bus/pci/drivers/mlx5_core"):
+        (tmp_path / "sys" / place).mkdir(parents=True)
+    for place in (
+        "proc/self/ns",
+        "proc/77/ns",
+        "proc/77/root/sys/class/net/net1",
+        "proc/77/root/sys/class/infiniband/x",
+    ):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "proc/self/ns/net").symlink_to("net:[1]")
+    (tmp_path / "proc/77/ns/net").symlink_to("net:[2]")
+    (tmp_path / "proc/77/comm").write_text("pause\n")
+    (tmp_path / "proc/77/mountinfo").write_text("31 30 0:26 / /sys ro,nosuid - sysfs sysfs ro\n")
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    return tmp_path
+
+
+def test_where_an_interface_or_port_went_is_seen_in_sysfs(sysfs: Path) -> None:
+    card = sysfs / "sys/devices/pci0000:00/0000:3b:00.0"
+    device = "/sys/devices/pci0000:00/0000:3b:00.0"
+    (sysfs / "sys/class/net/eth0").mkdir()
+    (sysfs / "sys/class/net/eth0/device").symlink_to("../../../devices/pci0000:00/0000:3b:00.0")
+    assert device_of("eth0") == device and device_of("bond0") == ""
+    assert whereabouts("eth0", device) == {"state": "lost", "proof": "its device 0000:3b:00.0 has no driver"}
+    (card / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
+    still = {"state": "unknown", "proof": "its device 0000:3b:00.0 still has its driver mlx5_core"}
+    assert whereabouts("mlx5_0/1", device) == whereabouts("eth0", device) == still
+    (sysfs / "proc/77/root/sys/class/net/net1/device").symlink_to("../../../0000:3b:00.0")
+    there = {"state": "moved", "proof": "it is in the network namespace of process 77 (pause)"}
+    assert whereabouts("eth0", device) == there and whereabouts("net1", "") == there, (
+        "renamed there, and one without a device"
+    )
+    (sysfs / "proc/77/root/sys/class/infiniband/x/device").symlink_to("../../../0000:3b:00.0")
+    assert whereabouts("mlx5_0/1", device) == there
+    (sysfs / "proc/77/mountinfo").write_text("31 30 0:26 / /sys rw - fuse.hangs x rw\n")
+    assert whereabouts("eth0", device) == still, "what is no sysfs is not walked into"
+    card.rename(card.parent / "elsewhere")
+    assert whereabouts("eth0", device) == {"state": "lost", "proof": "its device 0000:3b:00.0 is gone"}
+    assert whereabouts("tun0", "") == {"state": "lost", "proof": "not in /sys"}
+
+
+def test_what_became_of_a_port_is_told_when_it_goes_and_asked_again_with_each_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = iter([{"a/1": {}, "b/1": {}}, {"b/1": {}}, {}, {}, {"a/1": {}}])
+    monkeypatch.setattr(watch, "_ports", lambda: next(ports, {}))
+    monkeypatch.setattr(watch, "_interfaces", list)
+    monkeypatch.setattr(watch, "device_of", {"a/1": "/card", "b/1": ""}.__getitem__)
+    monkeypatch.setattr(watch, "whereabouts", lambda name, device: {"state": "lost", "proof": name + device})
+    monkeypatch.setattr(processes, "find", lambda py_spy, told: ([], {}))
+    looks = iter([True, False, False, True, False, False])
+    monkeypatch.setattr(watch._Look, "begin", lambda *_: next(looks))
+    came = samples_of(lambda told: len(told) == 6)
+    assert [sorted(sample["gone"]) for sample in came] == [[], ["a/1"], ["b/1"], ["a/1"], [], ["a/1"]]
 
 
 def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:
     def efa(now_s: float, sample: dict[str, Any]) -> None:
-        counters = dict.fromkeys(sample["ports"].pop("mlx5_0/1")["counters"])
-        moved = {"rx_bytes": int(now_s * 1e9), "tx_bytes": int(now_s * 12.2e9)}
-        sample["ports"] = {"rdmap0s31/1": {"rate": "100 Gb/sec (4X EDR)", "counters": {**counters, **moved}}}
+        errors = dict.fromkeys(sample["nics"].pop("mlx5_0/1")["errors"])
+        moved = {"received_bytes": int(now_s * 1e9), "sent_bytes": int(now_s * 12.2e9)}
+        sample["nics"]["rdmap0s31/1"] = {"rate": "100 Gb/sec (4X EDR)", "errors": errors, **moved}
 
     answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), efa)))
     found = {(item.id, item.hosts): item for item in answer.report.findings}
@@ -488,7 +629,7 @@ def test_a_port_whose_driver_counts_no_errors_is_told_and_no_gap() -> None:
 
 def test_counters_of_which_some_cannot_be_read_are_a_gap() -> None:
     def partly(now_s: float, sample: dict[str, Any]) -> None:
-        sample["ports"]["mlx5_0/1"]["counters"]["symbol_error"] = None
+        sample["nics"]["mlx5_0/1"]["errors"]["symbol_error"] = None
 
     assert gaps(told(watched.bundle({"gpu02": partly}))) == {("error counters over time", ("gpu02",))}
 
@@ -502,13 +643,14 @@ def test_a_port_without_standard_counters_has_its_bytes_in_its_drivers_own(
     (port / "hw_counters/rx_bytes").write_text("7\n")
     (port / "hw_counters/tx_bytes").write_text("8\n")
     monkeypatch.setattr(probing, "ROOT", str(tmp_path))
-    counters = watch._ports()["rdmap0s31/1"]["counters"]
-    assert {name: value for name, value in counters.items() if value is not None} == {"rx_bytes": 7, "tx_bytes": 8}
+    told = watch._ports()["rdmap0s31/1"]
+    assert (told["received_bytes"], told["sent_bytes"], set(told["errors"].values())) == (7, 8, {None})
 
 
 def test_a_flapping_interface_that_carries_nothing_is_a_warning() -> None:
     def change(now_s: float, sample: dict[str, Any]) -> None:
-        sample["interfaces"]["eth0"]["counters"].update(rx_bytes=0, tx_bytes=0, losses=1 + (now_s > 60))
+        sample["nics"]["eth0"].update(received_bytes=0, sent_bytes=0)
+        sample["nics"]["eth0"]["errors"]["losses"] = 1 + (now_s > 60)
 
     found = only(told(watched.bundle({"gpu02": change})))
     assert (found.id, found.severity) == ("net.link-flapping", Severity.WARN)
@@ -516,7 +658,7 @@ def test_a_flapping_interface_that_carries_nothing_is_a_warning() -> None:
 
 def test_a_network_at_its_rate_is_told_and_no_fault() -> None:
     def change(now_s: float, sample: dict[str, Any]) -> None:
-        sample["interfaces"]["eth0"]["counters"]["tx_bytes"] = int(now_s * 25e9 / 8 * 0.95)
+        sample["nics"]["eth0"]["sent_bytes"] = int(now_s * 25e9 / 8 * 0.95)
 
     answer = told(watched.bundle({"gpu02": change}))
     found = only(answer)
@@ -530,7 +672,7 @@ def logged(*texts: str) -> Change:
 
     def change(now_s: float, sample: dict[str, Any]) -> None:
         if now_s == 50:
-            sample["log"]["lines"] = [{"at_s": 9e5, "text": text} for text in texts]
+            sample["log"]["told"]["lines"] = [{"at_s": 9e5, "text": text} for text in texts]
 
     return change
 
@@ -663,14 +805,14 @@ def test_a_host_that_is_silent_at_the_end_is_a_fault_and_one_that_came_back_a_wa
     assert series.fall_silent(51.0, "again") is None, "told once"
     (event,) = series.take(watched.host_sample(90.0, range(4), 4), 90.0)
     assert (event.kind, series.silence.now) == ("back", None)
-    fact: Watch = series.facts(95.0)["watch"]
+    fact: Watch = series.watch(95.0)
     assert [(gap.from_s, gap.to_s, gap.open) for gap in fact.gaps] == [(45.0, 90.0, False)]
 
 
 def judged(series: HostSeries, now_s: float) -> Answer:
     """The answer where this was the only host."""
     bundle = watched.bundle(hosts=1, samples=series.samples)
-    fact = ProbeResult(Outcome.OK, msgspec.to_builtins(series.facts(now_s)["watch"]))
+    fact = series.results(now_s)["watch"]
     (host,) = bundle.hosts
     one = msgspec.structs.replace(host, probes={**host.probes, "watch": fact})
     return told(msgspec.structs.replace(bundle, hosts=(one,)))
@@ -857,30 +999,83 @@ def test_a_series_stays_small_and_keeps_its_course() -> None:
     assert points[0][0] < 200 and points[-1][0] > 9_700
 
 
+def leaves(told: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    """Where each value of a sample stands, and each part of it."""
+    if place:
+        yield place
+    for key in told if isinstance(told, dict) else range(len(told)) if isinstance(told, list) else ():
+        yield from leaves(told[key], *place, key)
+
+
+def test_a_value_of_any_other_type_costs_a_sample_at_most() -> None:
+    """Whatever stands in its place: the watch goes on, the samples before and after count, and all of it can be told."""
+    sample = watched.host_sample(5.0, range(1), 1)
+    logged(HOSTILE)(50.0, sample)
+    step = {"at_s": 5.0, "cost_s": 1.0, "samples": [watched.gpu_sample(0)]}
+    refused = 0
+    for whole, place in [(sample, place) for place in leaves(sample)] + [(step, place) for place in leaves(step)]:
+        for odd in ("x", "", -1, 1.5, 1e308, 10**400, True, None, [], {}, [None], {"x": None}, {"9": "x"}):
+            broken = copy.deepcopy(whole)
+            inner = broken
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = odd
+            series = HostSeries("gpu01", 5.0)
+            for number, told in enumerate((whole, broken, whole)):
+                (series.take if whole is sample else series.take_gpus)(told, 5.0 * number)
+                live_rows([series], verbose=True)
+                summary([series])
+            results = series.results(20.0)
+            msgspec.json.encode(results)
+            assert series.samples + series.unread == (3 if whole is sample else 0), (place, odd)
+            assert series.asked() and series.unread <= 1
+            refused += series.unread
+    assert refused > 500
+
+
+def test_samples_that_cannot_be_read_are_unknown_and_the_rest_is_judged() -> None:
+    def odd(now_s: float, sample: dict[str, Any]) -> None:
+        sample["memory"]["MemTotal"] = "1 TB"
+
+    answer = told(watched.bundle({"gpu01": during(50, 60, odd)}, {"gpu02": HOT}))
+    assert {(item.id, item.hosts) for item in answer.report.causes} == {("gpu.thermal-power.hw-thermal", ("gpu02",))}
+    (gap,) = answer.report.unknown
+    assert (gap.what, gap.hosts) == ("the host over time", ("gpu01",))
+    assert gap.why == "2 of 30 samples cannot be read: Expected `float`, got `str` - at `$.memory[...]`"
+    assert [event.text for event in answer.events if event.host == "gpu01"] == [
+        "a sample that cannot be read: Expected `float`, got `str` - at `$.memory[...]`"
+    ], "told once"
+    blind = told(watched.bundle(gpu_changes={"gpu02": during(50, 60, one_gpu(1, temperature_c="hot"))}))
+    assert not blind.report.causes and gaps(blind) == {("GPUs over time", ("gpu02",))}
+    assert "got `str` - at `$.samples[1].temperature_c`" in blind.report.unknown[0].why
+    none = told(watched.bundle({"gpu01": odd}, gpus=0))
+    assert not none.report.causes and ("the host over time", ("gpu01",)) in gaps(none), "it is no silent host"
+
+
 def test_a_long_watch_does_not_grow() -> None:
     def noisy(now_s: float, sample: dict[str, Any]) -> None:
-        sample["log"]["lines"] = [{"at_s": now_s, "text": "NVRM: noise"}] * 40
-        nic = sample["interfaces"]["eth0"]
-        sample["interfaces"][f"veth{now_s:.0f}"] = copy.deepcopy(nic)
+        sample["log"]["told"]["lines"] = [{"at_s": now_s, "text": "NVRM: noise"}] * 40
+        sample["nics"][f"veth{now_s:.0f}"] = copy.deepcopy(sample["nics"]["eth0"])
         if now_s > 5000:
-            del sample["ports"]["mlx5_0/1"]
+            del sample["nics"]["mlx5_0/1"]
         sample["killed"][f"/sys/fs/cgroup/job/step_{now_s:.0f}/memory.events"] = 0
 
     series, now_s = watched.series("gpu01", range(4), 4, 1500, noisy, HOT, 4)
-    facts = series.facts(now_s)
-    fact: Watch = facts["watch"]
+    results = series.results(now_s)
+    fact = results["watch"].fact(Watch)
     assert len(fact.events) == EVENTS and fact.events_left_off > 1000 and len(fact.nics) == GONE_NICS_KEPT + 2
     assert [nic.name for nic in fact.nics if nic.rdma and nic.gaps], "gone before those of hundreds of containers"
     assert len(fact.killed_in) == 2
-    assert len(facts["kernel_log"]["lines"]) == 500 and facts["kernel_log"]["left_off"] > 50_000
-    assert len(msgspec.json.encode(facts)) < 500_000
+    log = results["kernel_log"].fact(KernelLogFact)
+    assert len(log.lines) == 500 and log.left_off > 50_000
+    assert len(msgspec.json.encode(results)) < 500_000
 
 
 def test_a_flood_of_the_kernel_log_pushes_no_xid_out_and_is_a_gap() -> None:
     def flood(now_s: float, sample: dict[str, Any]) -> None:
         logged("NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.")(now_s, sample)
         if now_s > 50:
-            sample["log"].update(lines=[{"at_s": now_s, "text": "mlx5_core: Link down"}] * 40, left_off=3)
+            sample["log"]["told"].update(lines=[{"at_s": now_s, "text": "mlx5_core: Link down"}] * 40, left_off=3)
 
     answer = told(watched.bundle({"gpu02": flood}))
     assert "gpu.fell-off-bus" in {item.id for item in answer.report.causes}
@@ -1023,8 +1218,8 @@ HOSTILE = "\x1b]0;gotcha\x07 \x1b[2J\x9b31m [bold]x[/bold] \u202e"
 def test_no_text_of_a_host_drives_the_terminal() -> None:
     def change(now_s: float, sample: dict[str, Any]) -> None:
         logged(HOSTILE)(now_s, sample)
-        sample["interfaces"][HOSTILE] = sample["interfaces"].pop("eth0")
-        for process in sample["processes"]:
+        sample["nics"][HOSTILE] = sample["nics"].pop("eth0")
+        for process in sample["job"]["processes"]:
             process["script"] = HOSTILE
         if now_s > 60:
             del sample["ranks"]["4005"]
@@ -1151,7 +1346,7 @@ def test_hosts_are_not_silent_where_this_machine_stood_still() -> None:
     assert not listener.events and run.now_s > 600
 
 
-def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
+def test_samples_that_are_nonsense_end_nothing() -> None:
     class Odd(Session):
         """A session whose agent is none of ours."""
 
@@ -1177,8 +1372,9 @@ def test_a_sample_that_is_nonsense_is_a_silent_host_and_ends_nothing() -> None:
     run = collect._Watch([HostEntry("odd")], collect.WatchOptions(ConnectOptions()), listener)
     run.reached["odd"] = session = Odd()
     run._follow("odd", session)
-    assert [event.kind for event in listener.events] == ["silent"] and "cannot be read" in listener.events[0].text
-    assert run.facts(HostEntry("odd"), 2.0).probes["watch"].fact(Watch).samples == 0
+    assert [event.kind for event in listener.events] == ["unreadable"] and "cannot be read" in listener.events[0].text
+    fact = run.facts(HostEntry("odd"), 2.0).probes["watch"].fact(Watch)
+    assert (fact.samples, fact.unread, fact.gaps) == (0, 4, ()), "it is not silent"
     assert run.series["odd"].asked()["ranks"] == {}
     run.over.clear()
     run._follow_gpus("odd", session)
@@ -1384,8 +1580,8 @@ def samples_of(until: Callable[[list[dict[str, Any]]], bool], **arguments: Any) 
 
 def test_samples_come_until_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find", lambda: "")  # what else runs on this machine is not looked into
-    came = samples_of(lambda told: any("processes" in sample for sample in told[:-3]))
-    assert sum("processes" in sample for sample in came) == 1, "all of /proc is looked through once a minute"
+    came = samples_of(lambda told: any("job" in sample for sample in told[:-3]))
+    assert sum("job" in sample for sample in came) == 1, "all of /proc is looked through once a minute"
     series = HostSeries("here", 0.01)
     for number, sample in enumerate(came):
         series.take(sample, float(number))
@@ -1402,7 +1598,7 @@ def test_a_look_for_ranks_that_takes_long_holds_no_sample_up(monkeypatch: pytest
     def enough(came: list[dict[str, Any]]) -> bool:
         if len(came) == 5:
             looks.set()
-        return "processes" in came[-1]
+        return "job" in came[-1]
 
     monkeypatch.setattr(processes, "find", look)
     assert len(samples_of(enough)) > 5
@@ -1417,21 +1613,22 @@ def test_ranks_that_mp_spawn_started_are_found_with_the_py_spy_that_hang_is_lent
     monkeypatch.setattr(processes, "find", lambda py_spy, told: ([], {**unread, "unnumbered": 0 if py_spy else 2}))
 
     def tell(sample: dict[str, Any]) -> None:
-        assert "processes" not in sample
+        assert "job" not in sample
 
     with monkeypatch.context() as here, pytest.raises(ProbeTrouble) as asked:
         here.setattr(watch, "emitter", lambda: tell)
         watch.watch({"every_s": 0.01, "machine": stacks.machine()})
     assert asked.value.outcome == "tool-missing" and asked.value.data == {"program": "py-spy"}
-    lent = samples_of(lambda came: "processes" in came[-1], machine=stacks.machine(), py_spy="packed")
-    assert lent[-1]["unnumbered"] == 0
-    elsewhere = samples_of(lambda came: "processes" in came[-1], machine="another")
-    assert elsewhere[-1]["unnumbered"] == 2
+    lent = samples_of(lambda came: "job" in came[-1], machine=stacks.machine(), py_spy="packed")
+    assert lent[-1]["job"]["unnumbered"] == 0
+    elsewhere = samples_of(lambda came: "job" in came[-1], machine="another")
+    assert elsewhere[-1]["job"]["unnumbered"] == 2
 
 
 def test_ranks_whose_number_could_not_be_read_are_unknown() -> None:
     def unnumbered(now_s: float, sample: dict[str, Any]) -> None:
-        sample.update(processes=[], ranks={}, unnumbered=4)
+        sample["ranks"] = {}
+        sample["job"].update(processes=[], unnumbered=4)
 
     answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), unnumbered)))
     assert answer.report.verdict == "incomplete" and ("ranks", ("gpu01", "gpu02")) in gaps(answer)
@@ -1470,7 +1667,7 @@ def test_a_rank_that_is_not_found_again_lives_until_it_is_gone(monkeypatch: pyte
     monkeypatch.setattr(processes, "find", find)
     monkeypatch.setattr(watch, "LOOK_FOR_RANKS_S", 0.0)
     came = samples_of(lambda _: len(looks) > 4)
-    first = next(number for number, sample in enumerate(came) if "processes" in sample)
+    first = next(number for number, sample in enumerate(came) if "job" in sample)
     assert [set(sample["ranks"]) for sample in came[first:]] == [{str(os.getpid())}] * len(came[first:])
     again = samples_of(lambda came: True, ranks={str(os.getpid()): start, "4194305": 1})
     assert set(again[0]["ranks"]) == {str(os.getpid())}, "a host that was lost is asked for those that it had"
@@ -1493,7 +1690,7 @@ def test_a_host_that_is_back_is_asked_for_the_lines_since(
 def test_what_the_next_connection_is_asked_for() -> None:
     series, _ = watched.series("gpu01", range(2), 2, 3, None, None, 0)
     last = watched.host_sample(20.0, range(1), 2)
-    del last["processes"]
+    del last["job"]
     series.take(last, 20.0)
     assert series.asked() == {"every_s": 5.0, "ranks": {"4000": 100}, "log_after_s": 9e5}
     assert HostSeries("new", 5.0).asked() == {"every_s": 5.0, "ranks": {}}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 
@@ -27,41 +25,47 @@ def gpu_sample(index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rank_process(rank: int, world: int, local: int) -> dict[str, Any]:
+def rank_process(rank: int, world: int, local: int, each: int) -> dict[str, Any]:
     """What the finder of ranks tells of one."""
     environment = {
-        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "4",
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each),
         "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500",
     }  # fmt: skip
     return {
         "pid": 4000 + rank, "parent": 1, "role": "rank", "comm": "python", "program": "python3.11", "script": "train.py",
-        "launcher": "torchrun", "uid": 1000, "start_ticks": 100, "age_s": 60.0, "namespace": "net:[1]", "rank_pid": 4000 + rank,
+        "launcher": "torchrun", "uid": 1000, "start_ticks": 100, "age_s": 600.0, "namespace": "net:[1]", "rank_pid": 4000 + rank,
         "environment": environment, "spawned": False, "placed": False,
     }  # fmt: skip
 
 
 def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
     """A busy host in good health."""
-    nic = {"rx_bytes": int(at_s * 1e8), "tx_bytes": int(at_s * 1e8), "rx_errors": 0, "tx_errors": 0, "losses": 1}
+    nic = {
+        "speed_mbps": 25000, "received_bytes": int(at_s * 1e8), "sent_bytes": int(at_s * 1e8),
+        "errors": {"rx_errors": 0, "tx_errors": 0, "losses": 1},
+    }  # fmt: skip
+    names = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "link_error_recovery", "link_downed")
     port = {
-        "port_rcv_data": int(at_s * 1e9), "port_xmit_data": int(at_s * 1e9), "symbol_error": 0, "port_rcv_errors": 0,
-        "port_xmit_discards": 0, "link_error_recovery": 0, "link_downed": 0,
+        "rate": "400 Gb/sec (4X NDR)", "received_bytes": int(at_s * 4e9), "sent_bytes": int(at_s * 4e9),
+        "errors": dict.fromkeys(names, 0),
     }  # fmt: skip
     busy = {"state": "R", "cpu_s": at_s, "resident_bytes": 9 * GIB, "oom_file": OOM_FILE}
     own = {str(4000 + rank): dict(busy) for rank in ranks}
+    log = {"source": "/dev/kmsg", "total": 0, "first_s": None, "uptime_s": 9e5, "lines": [], "left_off": 0}
     return {
         "at_s": at_s,
         "cpu": [int(at_s * 3000), int(at_s * 6400)],
         "memory": {"MemTotal": 1000 * GIB, "MemAvailable": 800 * GIB + (int(at_s) % 7) * (1 << 20)},
         "kernel": {"pswpin": 0, "pswpout": 0, "oom_kill": 0},
         "waiting": {"cpu": 1.0, "io": 0.5, "memory": 0.0},
-        "interfaces": {"eth0": {"speed_mbps": 25000, "counters": nic}},
-        "ports": {"mlx5_0/1": {"rate": "400 Gb/sec (4X NDR)", "counters": port}},
+        "nics": {"eth0": nic, "mlx5_0/1": port}, "gone": {},
         "ranks": own,
         "killed": {OOM_FILE: 3},
-        "processes": [rank_process(rank, world, rank - ranks.start) for rank in ranks],
-        "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
-        "log": {"outcome": "ok", "source": "/dev/kmsg", "total": 0, "first_s": None, "uptime_s": 9e5, "lines": [], "left_off": 0},
+        "job": {
+            "processes": [rank_process(rank, world, rank - ranks.start, len(ranks)) for rank in ranks],
+            "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
+        },
+        "log": {"outcome": "ok", "told": log},
         "cost_s": at_s / 1000,
     }  # fmt: skip
 
@@ -108,32 +112,28 @@ def bundle(
     hosts: int = 2,
     samples: int = 30,
     gpus: int = 4,
+    ranks: int = 4,
     silent: dict[str, str] | None = None,
 ) -> Bundle:
     """Hosts of one job, each with so many GPUs and ranks, watched for so many samples."""
     return Bundle(
         1, "test", "2026-11-22T00:00:00+00:00", Plan(stages=("watch",)),
-        tuple(_facts(f"gpu{number + 1:02}", number, hosts, samples, gpus, changes or {}, gpu_changes or {}, silent or {})
+        tuple(_facts(f"gpu{number + 1:02}", number, hosts, samples, gpus, ranks, changes or {}, gpu_changes or {}, silent or {})
               for number in range(hosts)),
         seconds=samples * EVERY_S,
     )  # fmt: skip
 
 
 def _facts(
-    name: str, number: int, hosts: int, samples: int, gpus: int,
+    name: str, number: int, hosts: int, samples: int, gpus: int, each: int,
     changes: dict[str, Change], gpu_changes: dict[str, Change], silent: dict[str, str],
 ) -> HostFacts:  # fmt: skip
-    ranks = range(number * 4, number * 4 + 4)
-    told, now_s = series(name, ranks, hosts * 4, samples, changes.get(name), gpu_changes.get(name), gpus)
+    ranks = range(number * each, number * each + each)
+    told, now_s = series(name, ranks, hosts * each, samples, changes.get(name), gpu_changes.get(name), gpus)
     if name in silent:
         told.fall_silent(now_s, silent[name])
         now_s += 60.0
-    facts = {**told.facts(now_s), "gpu": gpu_fact(gpus)}
-    results = {probe: ProbeResult(Outcome.OK, msgspec.to_builtins(data)) for probe, data in facts.items()}
-    if facts["kernel_log"]["outcome"] != "ok":
-        results["kernel_log"] = ProbeResult(
-            Outcome(facts["kernel_log"]["outcome"]), None, facts["kernel_log"]["detail"]
-        )
+    results = {**told.results(now_s), "gpu": ProbeResult(Outcome.OK, gpu_fact(gpus))}
     return HostFacts(name, Reach(ReachOutcome.OK), results)
 
 

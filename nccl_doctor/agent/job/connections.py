@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterator, List, Set
 
 from nccl_doctor.agent.collective.sockets import decode
-from nccl_doctor.agent.job.processes import link
-from nccl_doctor.agent.probing import listed, read_text
+from nccl_doctor.agent.probing import link, listed, read_text
 
 STATES = {
     1: "ESTABLISHED",

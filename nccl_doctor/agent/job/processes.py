@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.collective.ranks import inside_srun
 from nccl_doctor.agent.job import stacks, variables
-from nccl_doctor.agent.probing import first_line, listed, path, read_text
+from nccl_doctor.agent.probing import first_line, link, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
 
 PROCESSES = 1024  # of jobs, on one host
@@ -118,14 +118,6 @@ def _spawned_numbers(py_spy: str, spawned: Dict[int, Dict[str, Any]], told: Numb
     for gone in told.keys() - set(keys.values()):
         del told[gone]
     return {pid: told[keys[pid]] for pid in in_order if told.get(keys[pid])}
-
-
-def link(absolute: str) -> str:
-    """Where a link leads; empty where it is gone or not ours to read."""
-    try:
-        return os.readlink(path(absolute))
-    except OSError:
-        return ""
 
 
 def age_s(start_ticks: int) -> float:

@@ -6,8 +6,8 @@ from typing import Any, Dict, Optional
 
 from nccl_doctor.agent.filesystems import mount_of, mounts
 from nccl_doctor.agent.job import connections, stacks
-from nccl_doctor.agent.job.processes import link, stat_fields
-from nccl_doctor.agent.probing import first_line, listed, path, read_text
+from nccl_doctor.agent.job.processes import stat_fields
+from nccl_doctor.agent.probing import first_line, link, listed, path, read_text
 from nccl_doctor.agent.redaction import redact_text
 
 THREADS_TOLD = 6  # beside the main thread: those that are stuck in the kernel, then those that run

@@ -11,8 +11,8 @@ import time
 import zlib
 from typing import Any, Dict, List, Set, Tuple
 
-from nccl_doctor.agent.job.processes import age_s, link
-from nccl_doctor.agent.probing import path
+from nccl_doctor.agent.job.processes import age_s
+from nccl_doctor.agent.probing import link, path
 from nccl_doctor.agent.redaction import redact_text
 
 DUMP_LIMIT = 4 << 20  # bytes of one flight-recorder dump, and

@@ -1,6 +1,5 @@
 """InfiniBand, RoCE and EFA devices: everything from sysfs; ibstat, ibv_devinfo and show_gids as further witnesses."""
 
-import contextlib
 import os
 import resource
 import time
@@ -8,7 +7,17 @@ from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent.pci import pci_path, slot_of
 from nccl_doctor.agent.probes.interfaces import routes
-from nccl_doctor.agent.probing import first_line, in_parallel, listed, path, probe, run_command, uptime, whole_number
+from nccl_doctor.agent.probing import (
+    first_line,
+    in_parallel,
+    link,
+    listed,
+    path,
+    probe,
+    run_command,
+    uptime,
+    whole_number,
+)
 
 GID_LIMIT = 256
 INTERVAL_S = 1.0
@@ -82,14 +91,11 @@ def _device(name: str) -> Dict[str, Any]:
 def _netdev(interface: str) -> Dict[str, Any]:
     base = "/sys/class/net/" + interface
     mtu = first_line(base + "/mtu")
-    master = None
-    with contextlib.suppress(OSError):
-        master = os.path.basename(os.readlink(path(base + "/master")))
     return {
         "name": interface,
         "operstate": first_line(base + "/operstate"),
         "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "master": master,
+        "master": os.path.basename(link(base + "/master")) or None,
     }
 
 
@@ -170,9 +176,6 @@ def _pci_without_driver() -> List[Dict[str, Optional[str]]]:
         network = kind.startswith("0x02")
         if not ((vendor == "0x15b3" and network) or (vendor == "0x1d0f" and device.startswith("0xefa"))):
             continue
-        try:
-            driver: Optional[str] = os.path.basename(os.readlink(path(base + "/driver")))
-        except OSError:
-            driver = None
+        driver = os.path.basename(link(base + "/driver")) or None
         found.append({"bus_id": address, "vendor": vendor, "device": device, "driver": driver, "class": kind})
     return found

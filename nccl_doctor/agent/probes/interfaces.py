@@ -14,7 +14,17 @@ import struct
 import time
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, uptime, whole_number
+from nccl_doctor.agent.probing import (
+    ProbeTrouble,
+    first_line,
+    link,
+    listed,
+    path,
+    probe,
+    read_text,
+    uptime,
+    whole_number,
+)
 from nccl_doctor.agent.redaction import redact_environment, redact_text
 
 # Only these are read from the environment: they decide the interface. Nothing else of the environment is collected.
@@ -104,10 +114,7 @@ def _number(text: Optional[str]) -> Optional[int]:
 
 def _link_target(absolute: str) -> str:
     """The last part of what a sysfs link points to (a driver's or a device's name); empty if there is no link."""
-    try:
-        return os.path.basename(os.readlink(path(absolute)))
-    except OSError:
-        return ""
+    return os.path.basename(link(absolute))
 
 
 def _kind(name: str, base: str, arp_type: Optional[int]) -> str:

@@ -4,9 +4,10 @@ import os
 import time
 from typing import Any, Dict, List, Set
 
+from nccl_doctor.agent.cgroups import oom_file_of, oom_kills
 from nccl_doctor.agent.job import connections, processes, readings, stacks, witnesses
 from nccl_doctor.agent.probes.system import memory
-from nccl_doctor.agent.probing import probe
+from nccl_doctor.agent.probing import link, probe
 
 INTERVAL_S = 3.0
 CHILDREN_STACKS = 64
@@ -26,10 +27,11 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
     opened = {pid: connections.opened(pid) for pid in ranks}
     inodes = {pid: connections.inodes_of(links) for pid, links in opened.items()}
     every, started = [item["pid"] for item in found], time.monotonic()
-    first = _look(every, inodes, program, ranks + pids["launcher"])
+    groups = {oom_file_of(pid) for pid in ranks}
+    first = _look(every, inodes, groups, program, ranks + pids["launcher"])
     interval_s = float(arguments.get("interval_s", INTERVAL_S)) if ranks or pids["launcher"] else 0.0
     time.sleep(max(0.0, interval_s - (time.monotonic() - started)))
-    second = _look(every, inodes, program, ranks + pids["launcher"] + pids["child"][:CHILDREN_STACKS])
+    second = _look(every, inodes, groups, program, ranks + pids["launcher"] + pids["child"][:CHILDREN_STACKS])
     for process in found:
         process["readings"] = [look["processes"].get(process["pid"]) for look in (first, second)]
         process["stacks"] = [look["stacks"].get(process["pid"]) for look in (first, second)]
@@ -40,7 +42,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         process.pop("dump_prefixes", None)
     return {
         "uid": os.geteuid(),
-        "namespace": processes.link("/proc/self/ns/net"),
+        "namespace": link("/proc/self/ns/net"),
         "interval_s": round(second["at"] - first["at"], 3),
         "processes": found,
         **unread,
@@ -49,14 +51,18 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "dumps": dumps,
         "dump_problems": dump_problems,
         "memory": [first["memory"], second["memory"]],
+        "killed": [first["killed"], second["killed"]],
         "pressure": readings.pressure(),
         "total_memory": memory(),
     }
 
 
-def _look(pids: List[int], inodes: Dict[int, Set[int]], program: str, with_stacks: List[int]) -> Dict[str, Any]:
+def _look(
+    pids: List[int], inodes: Dict[int, Set[int]], groups: Set[str], program: str, with_stacks: List[int]
+) -> Dict[str, Any]:
     """Everything that changes, of all processes, as near to one moment as possible."""
     look: Dict[str, Any] = {"at": time.monotonic(), "processes": {}, "memory": readings.swapping()}
+    look["killed"] = {file: oom_kills(file) if file else None for file in groups}
     for pid in pids:
         look["processes"][pid] = readings.reading(pid)
     look["connections"] = connections.tables(inodes)

@@ -3,29 +3,24 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.cgroups import oom_file_of, oom_kills
 from nccl_doctor.agent.job import processes, readings, stacks
 from nccl_doctor.agent.probes import gpu, infiniband, interfaces, kernel_log, system
-from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, listed, path, probe, uptime, whole_number
+from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, link, listed, path, probe, uptime, whole_number
+from nccl_doctor.agent.whereabouts import device_of, whereabouts
 
 EVERY_S = 5.0
 LOOK_FOR_RANKS_S = 60.0  # to look through all of /proc takes longer than a whole sample
 LOG_LATE_S = 60.0
 INTERFACES = 64  # of a host with a thousand containers those that have hardware come first
 LONGEST_S = 30 * 86400.0
-_NIC_COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors")
-_PORT_COUNTERS = (
-    "port_rcv_data",
-    "port_xmit_data",
-    "symbol_error",
-    "port_rcv_errors",
-    "port_xmit_discards",
-    "link_error_recovery",
-    "link_downed",
-)
+_MOVED = ("rx_bytes", "tx_bytes")
+_NIC_ERRORS = ("rx_errors", "tx_errors")
+_PORT_MOVED = ("port_rcv_data", "port_xmit_data")
+_PORT_ERRORS = ("symbol_error", "port_rcv_errors", "port_xmit_discards", "link_error_recovery", "link_downed")
 
 
 class _Known(NamedTuple):
@@ -83,18 +78,30 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     look = _Look(arguments)
     known = {int(pid): _Known(ticks, oom_file_of(int(pid))) for pid, ticks in arguments.get("ranks", {}).items()}
     nics: List[str] = []
+    devices: Dict[str, str] = {}  # of each interface and port, what is behind it
+    before: Set[str] = set()
     while True:
         started = time.monotonic()
-        sample: Dict[str, Any] = {"at_s": started, **_host(), "ports": _ports()}
-        if look.begin(started, every_s / 5):
+        sample: Dict[str, Any] = {"at_s": started, **_host()}
+        begun = look.begin(started, every_s / 5)
+        if begun:
             nics = _interfaces()
         if told := look.found():
             found, unread = told
             # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
             ranks = {item["pid"]: item["start_ticks"] for item in found if item["role"] == "rank"}
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
-            sample.update(processes=found, namespace=processes.link("/proc/self/ns/net"), uid=os.geteuid(), **unread)
-        sample["interfaces"] = {name: _interface(name) for name in nics}
+            namespace = link("/proc/self/ns/net")
+            sample["job"] = {"processes": found, "namespace": namespace, "uid": os.geteuid(), **unread}
+        here = sample["nics"] = {**_ports(), **{name: one for name in nics if (one := _interface(name))}}
+        sample["gone"] = {
+            name: whereabouts(name, device)
+            for name, device in devices.items()
+            if name not in here and (name in before or (device and begun))
+        }
+        devices = {name: device for name, device in devices.items() if device or name in here}
+        devices.update({name: device_of(name) for name in here if name not in before})
+        before = set(here)
         sample["ranks"] = {str(pid): one for pid, rank in known.items() if (one := _rank(pid, rank))}
         # Read after the host's own count, so that of a kill in between nobody says that it was another job's.
         sample["killed"] = {file: oom_kills(file) for file in {oom_file for _, oom_file in known.values()} if file}
@@ -177,16 +184,23 @@ def _interfaces() -> List[str]:
     return (hardware + others)[:INTERFACES]
 
 
-def _interface(name: str) -> Dict[str, Any]:
+def _interface(name: str) -> Optional[Dict[str, Any]]:
+    """None where it is not there (any more)."""
     base = "/sys/class/net/" + name
+    if not listed(base):
+        return None
     speed = whole_number(first_line(base + "/speed"))
-    told = {counter: whole_number(first_line("%s/statistics/%s" % (base, counter))) for counter in _NIC_COUNTERS}
-    told["losses"] = interfaces.losses(base)
-    return {"speed_mbps": speed if speed and 0 < speed < 4294967295 else None, "counters": told}
+    received, sent = _counters(base + "/statistics", _MOVED).values()
+    return {
+        "speed_mbps": speed if speed and 0 < speed < 4294967295 else None,
+        "received_bytes": received,
+        "sent_bytes": sent,
+        "errors": {**_counters(base + "/statistics", _NIC_ERRORS), "losses": interfaces.losses(base)},
+    }
 
 
 def _ports() -> Dict[str, Any]:
-    """RDMA device and port -> rate and counters; ``port_..._data`` in units of four bytes.
+    """RDMA device and port -> rate and counters; the standard ones count data in units of four bytes.
 
     A driver without the standard counters (EFA's, drivers/infiniband/hw/efa/efa_verbs.c) has the bytes in its own.
     """
@@ -194,12 +208,21 @@ def _ports() -> Dict[str, Any]:
     for device in listed("/sys/class/infiniband"):
         for number in infiniband.ports_of(device):
             base = "/sys/class/infiniband/%s/ports/%s" % (device, number)
-            counters = {name: whole_number(first_line("%s/counters/%s" % (base, name))) for name in _PORT_COUNTERS}
-            if counters["port_rcv_data"] is None:
-                own = {name: whole_number(first_line("%s/hw_counters/%s" % (base, name))) for name in _NIC_COUNTERS[:2]}
-                counters.update(own)
-            found["%s/%s" % (device, number)] = {"rate": first_line(base + "/rate"), "counters": counters}
+            words = _counters(base + "/counters", _PORT_MOVED).values()
+            moved = [None if word is None else 4 * word for word in words]
+            if moved[0] is None:
+                moved = list(_counters(base + "/hw_counters", _MOVED).values())
+            found["%s/%s" % (device, number)] = {
+                "rate": first_line(base + "/rate"),
+                "received_bytes": moved[0],
+                "sent_bytes": moved[1],
+                "errors": _counters(base + "/counters", _PORT_ERRORS),
+            }
     return found
+
+
+def _counters(directory: str, names: Tuple[str, ...]) -> Dict[str, Optional[int]]:
+    return {name: whole_number(first_line("%s/%s" % (directory, name))) for name in names}
 
 
 def _rank(pid: int, known: _Known) -> Optional[Dict[str, Any]]:
@@ -224,4 +247,4 @@ def _log(after_s: float) -> Tuple[Dict[str, Any], float]:
         return {"outcome": trouble.outcome, "detail": trouble.detail}, after_s
     times = [line["at_s"] for line in data["lines"]]
     # So that a long watch does not read all of the journal again; the journal may get a line late.
-    return {"outcome": "ok", **data}, max([after_s, (data["uptime_s"] or 0.0) - LOG_LATE_S, *times])
+    return {"outcome": "ok", "told": data}, max([after_s, (data["uptime_s"] or 0.0) - LOG_LATE_S, *times])

@@ -114,6 +114,9 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
     if about:  # what the system underneath told the program, in words that no signature knows
         yield Candidate(about, judged[0][1] + 0.02, title, hits, ranks, hosts, vague=True)
+    elif _raised_by_a_backend(first):
+        yield Candidate("net.plugin", _DOUBT + 0.01, title, hits, ranks, hosts, _OF_BACKEND, vague=True)
+        judged = [(cause, min(strength, _DOUBT), why) for cause, strength, why in judged]
     elif (judged[0][0] == "unrelated" or judged[0][1] < _SURE) and not _SETUP_TEXT.search(first.message):
         about = topics.beneath(f"{first.type}: {first.message}")
         if about:  # less clear words: enough to doubt that the program is wrong
@@ -179,6 +182,18 @@ def _told_with(case: Case, first: Traceback) -> list[Traceback]:
 
 _CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
 _TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
+
+
+_TRANSFERS = re.compile(r"/(?:kv_transfer|disaggregation|nixl|mooncake)/")
+_OF_BACKEND = "the code that calls the transfer raised it: the library that carries it out failed, or its peer did"
+
+
+def _raised_by_a_backend(item: Traceback) -> bool:
+    """Whether the call of a collective or of a KV transfer raised what no check of a program's own raises: its library failed."""
+    where = item.frames[-1] if item.frames else ""
+    if _CHECKS.search(where):
+        return item.type == "RuntimeError" and not _TENSOR_CHECK.search(item.message)
+    return item.type in ("RuntimeError", "Exception") and _TRANSFERS.search(where) is not None
 
 
 @diagnosis

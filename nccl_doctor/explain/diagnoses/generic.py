@@ -137,6 +137,19 @@ def wanted_plugin_not_loaded(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def ucx_of_another_release(case: Case) -> Iterable[Candidate]:
+    """UCX says that its caller was built for a newer release than was loaded, and then UCX, or NIXL upon it, fails.
+
+    Alone the difference is mostly without effect; where a failure follows, it is the first thing to set right.
+    """
+    hits = case.hits("ucx-of-another-version")
+    failed = case.hits("ucx-error", "ucx-device-pointer", "nixl-backend")
+    if hits and failed:
+        title = "UCX is loaded in an older release than its caller was built for, and then it fails"
+        yield Candidate("sw.library-conflict", 0.74, title, [*hits[:2], *failed[:2]], *speakers(hits))
+
+
+@diagnosis
 def no_network_of_that_name(case: Case) -> Iterable[Candidate]:
     """NCCL_NET names no network, and no plugin of that name could be initialised: since 2.27 NCCL does not repeat the name."""
     hits = [hit for hit in case.hits("plugin-missing") if "initialize any NET plugin" in hit.text]

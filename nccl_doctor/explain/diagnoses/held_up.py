@@ -219,15 +219,25 @@ _SECOND = 1.0
 _MUCH_LONGER = 10.0  # times
 
 
-def _starving(case: Case) -> list[Hit]:
-    """The last steps that tell of waiting for data most of their time, or many times as long as at first."""
+def _data_times(case: Case) -> list[tuple[bool, Hit]]:
+    """The steps that tell how long they waited for data, and whether that was the most of their time and a second at least."""
     steps = [hit for hit in (*case.hits("progress"), *case.tail) if "ata" in hit.text]
-    told = [
-        (float(whole[1]), float(data[1]), hit)
+    return [
+        (float(data[1]) >= max(_MOST * float(whole[1]), _SECOND), hit)
         for hit in in_order(steps)
         if (data := _DATA.search(hit.text)) and (whole := _STEP.search(hit.text))
     ]
-    last = [hit for whole, data, hit in told[-_SOME:] if data >= max(_MOST * whole, _SECOND)]
+
+
+def last_waited(case: Case) -> list[Hit]:
+    """The last step that tells of it, if it consisted of waiting for data: beside another proof one is enough."""
+    return [hit for waited, hit in _data_times(case)[-1:] if waited]
+
+
+def starving(case: Case) -> list[Hit]:
+    """The last steps that tell of waiting for data most of their time, or many times as long as at first."""
+    told = _data_times(case)
+    last = [hit for waited, hit in told[-_SOME:] if waited]
     if len(last) == _SOME < len(told):  # the first steps are slow anywhere
         return last
     waits = case.hits("data-wait")
@@ -242,13 +252,13 @@ def _starving(case: Case) -> list[Hit]:
 def steps_wait_for_data(case: Case) -> Iterable[Candidate]:
     """Steps tell that they consist of waiting for the next batch: the file system or object store, the host's cores, or a
     loader with few workers. What the store answers, and what the cores do, would tell."""
-    starving = _starving(case)
+    waiting = starving(case)
     store = case.hits("store-throttles")
-    if store and (starving or case.has(PACE_LEFT)):
+    if store and (waiting or case.has(PACE_LEFT)):
         title = "the object store refuses requests because there are too many, and the steps wait for their data"
-        proof = [*store[-3:], *starving[-1:], *case.hits(PACE_LEFT)[1:2]]
+        proof = [*store[-3:], *waiting[-1:], *case.hits(PACE_LEFT)[1:2]]
         yield Candidate("sys.clock-or-dns-or-fs", 0.76, title, proof, slows=True)
-    elif starving:
-        title = f"the steps consist of waiting for data: {shortened(starving[-1].text, 110)}"
+    elif waiting:
+        title = f"the steps consist of waiting for data: {shortened(waiting[-1].text, 110)}"
         causes = ("sys.clock-or-dns-or-fs", "app.dataloader-worker", "app.straggler-timeout", "sys.container")
-        yield from rivals(falling(causes, 0.42, 0.02), title, starving, slows=True)
+        yield from rivals(falling(causes, 0.42, 0.02), title, waiting, slows=True)

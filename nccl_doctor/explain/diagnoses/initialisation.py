@@ -57,7 +57,7 @@ def engine_stops_at_nccl(case: Case) -> Iterable[Candidate]:
     Between the GPUs of a host that is peer-to-peer or shared memory, usually; NCCL's own lines would tell.
     """
     hits = case.hits("engine-names-its-nccl")
-    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete"):
+    if hits and not case.has("engine-went-on", "progress", "nccl-init-complete", "nccl-error-text"):
         title = "the engine says nothing after its NCCL's version: its workers hang in the first collective"
         yield from rivals(falling(_INIT_STUCK_LOCAL, 0.4, 0.03), title, hits[-4:], ranks_of(hits))
 

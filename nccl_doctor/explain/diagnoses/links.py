@@ -14,7 +14,7 @@ from nccl_doctor.explain.lines import by_file, hosts_of, just_below, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import PORT_RATE
-from nccl_doctor.explain.signatures.links import BIT_ERRORS, SLOT
+from nccl_doctor.explain.signatures.links import BIT_ERRORS, RECOVERED, SLOT
 from nccl_doctor.facts.gpu_models import find
 
 _HALF = 0.5  # of its kind's: no noise, and a kind of its own where it is on purpose
@@ -151,6 +151,28 @@ def gpu_on_few_lanes(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.7, title, [*hits[:6], *case.hits("pcie-table")[:1]], hosts=hosts_of(hits))
 
 
+_GENERATION = re.compile(r"pcie\.link\.gen\.(?:gpu)?current\b")
+_FIRST, _LATER = 1, 3  # generations of PCIe: a quarter of the speed, or less
+
+
+@diagnosis
+def gpu_on_first_generation(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi: a GPU with work to do uses the first generation of PCIe, and could use a later one. Idle ones save power so."""
+    headings = case.hits("pcie-table")
+    for head in headings:
+        for row in below(head, headings, case.hits("pcie-table-rows")):
+            cells = _cells(head.text, row.text)
+            now = next((cell for name, cell in cells.items() if _GENERATION.match(name)), "")
+            could, load = cells.get("pcie.link.gen.max", ""), _USED.match(_load(cells))
+            works = load and int(load[1]) >= _BUSY
+            if works and now.isdigit() and could.isdigit() and int(now) == _FIRST and int(could) >= _LATER:
+                title = f"a GPU at work is on PCIe of generation {now} where {could} could be: all that it exchanges goes over it"
+                yield Candidate(
+                    "net.slow", 0.66, title, [row, head, *complaints(case)[:1]], hosts=hosts_of([row]), slows=True
+                )
+                return
+
+
 _NVIDIA = re.compile(r"NVIDIA ([A-Z].{1,40})")
 _BER = 1e-12  # ib.ber of rules/thresholds.yaml
 _RECOVERED = 5  # times a link had to be trained again: ib.link-downed.total there
@@ -160,11 +182,15 @@ _RECOVERED = 5  # times a link had to be trained again: ib.link-downed.total the
 def link_with_bit_errors(case: Case) -> Iterable[Candidate]:
     """mlxlink: more bits are wrong after error correction than on any good link. What is lost is sent again, and the job waits.
 
-    ibqueryerrors' counters may be old: beside such a rate, or a complaint, they tell which port it is.
+    The counters of ibqueryerrors and perfquery may be old: beside such a rate, or a complaint, they tell which port it is.
     """
     rates = [(found[1], hit) for hit in case.hits("bit-errors") if (found := BIT_ERRORS.search(hit.text))]
     bad = [(rate, hit) for rate, hit in rates if float(rate) > _BER]
-    counted = [hit for hit in case.hits("fabric-errors") if int(hit.groups.get("recovered", 0)) >= _RECOVERED]
+    counted = [
+        hit
+        for hit in case.hits("fabric-errors")
+        if (found := RECOVERED.search(hit.text)) and int(found[1]) >= _RECOVERED
+    ]
     told = bad or (counted and complaints(case))
     if told:
         what = f"has a bit error rate of {bad[0][0]}" if bad else "was recovered again and again"

@@ -34,10 +34,17 @@ def cuda_after_a_fork(case: Case) -> Iterable[Candidate]:
     """A DataLoader worker, forked from a process that uses CUDA, cannot use it too.
 
     torch says so where a worker calls it first; CUDA itself says no more than "initialization error", and neither GPU nor
-    driver is to blame.
+    driver is to blame. Without a stack it may be either.
     """
     for item in case.summary.tracebacks:
         if _AFTER_FORK.search(item.message) and any("torch/utils/data/_utils/" in frame for frame in item.frames):
             title = "a DataLoader worker, forked from a process that uses CUDA, uses it too"
             yield Candidate("app.dataloader-worker", 0.88, title, [item.hit], *speakers([item.hit]), final=True)
+            return
+    for hit in case.hits("cuda-call"):
+        if "initialization error" in hit.text:
+            title = (
+                "CUDA does not initialise, as in a process that was forked from one that uses it (a DataLoader worker)"
+            )
+            yield Candidate("app.dataloader-worker", 0.42, title, [hit], *speakers([hit]))
             return

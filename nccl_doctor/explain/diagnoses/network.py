@@ -313,7 +313,8 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
-_LARGE_PING = re.compile(r"ping .*(?:-M do|-s) ")
+_PING = re.compile(r"\bping6? .*-s ?(?P<size>\d+)|\bPING \S+ .*\((?P<whole>\d+)\) ")
+_SMALLEST_MTU = 1280  # bytes, IPv6's (RFC 8200): what is smaller passes every path that works at all
 
 
 @diagnosis
@@ -321,10 +322,12 @@ def large_packets_lost(case: Case) -> Iterable[Candidate]:
     """Hand-made probes: large pings are lost where small ones pass."""
     lost = case.hits("ping-loss")
     typed = [*(hit for hits in case.summary.heads.values() for hit in hits), *case.tail] if lost else []
-    large = [hit for hit in typed if _LARGE_PING.search(hit.text)]
-    if large:
+    big = [
+        hit for hit in typed if (ping := _PING.search(hit.text)) and int(ping["size"] or ping["whole"]) > _SMALLEST_MTU
+    ]
+    if big:
         title = "large packets do not pass between the hosts"
-        yield Candidate("net.mtu", 0.85, title, [large[0], *lost[:2], *large[1:3]])
+        yield Candidate("net.mtu", 0.85, title, [*big[:2], *lost[:2]])
 
 
 _INTERFACE = re.compile(r"(?<!\S)([A-Za-z][\w.-]*)(?:@\S+)?: (?:<|flags=)")  # as ip link and ifconfig print it

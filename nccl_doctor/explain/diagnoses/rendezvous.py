@@ -65,7 +65,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
 def master_is_loopback(case: Case) -> Iterable[Candidate]:
     """Nodes other than the first look for the master on themselves: MASTER_ADDR is localhost, or a bridge's address.
 
-    Docker's and libvirt's bridges have the same address on every host that has them.
+    Docker's and libvirt's bridges have the same address on every host that has them. Where only one host is seen, no network
+    lies between its ranks: rank 0 has not opened its store, which is no matter of addresses.
     """
     for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
         host = hit.groups.get("host", "")
@@ -87,6 +88,15 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
                 [hit, *case.hits("master-flag")[:2], *case.env.get("MASTER_ADDR", [])[:2]],
             )
             return
+        if is_loopback(host) and hit.signature != "master-refused":
+            yield Candidate(
+                "net.master-unreachable",
+                0.82,
+                f"rank 0 opened no store at {host}:{hit.groups.get('port', '')}, on this same host, in time: it was busy, or had ended",
+                case.hits(hit.signature),
+                page="net.master-unreachable.own-host",
+            )
+            return
 
 
 @diagnosis
@@ -97,6 +107,23 @@ def address_that_windows_refuses(case: Case) -> Iterable[Candidate]:
         host = hits[0].groups["host"]
         title = f"Windows cannot use an address of {host} (10049): usually only the first of several that it tries"
         yield Candidate("net.master-unreachable", 0.43, title, hits, *speakers(hits))
+
+
+@diagnosis
+def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
+    """More processes came to the store than the group has ranks. Where torchrun had started its workers again, the store (of
+    torch 1.8 to 1.10) counts them with those of the attempt before, and what ended that one is the cause."""
+    hits, restarted = case.hits("joined-too-many"), case.hits("workers-restarted")
+    if not hits:
+        return
+    joined, world = hits[0].groups["joined"], hits[0].groups["world"]
+    title = f"more processes came to the store than the group has ranks, {joined} for {world}"
+    if restarted:
+        title = f"torchrun started its workers again, and the store counts {joined} for {world}: what ended the first attempt is the cause"
+        yield Candidate("app.rank-exception", 0.46, title, [*hits, *restarted])
+    else:
+        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store"
+        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits))
 
 
 @diagnosis

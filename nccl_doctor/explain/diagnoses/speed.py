@@ -10,6 +10,8 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
@@ -103,31 +105,52 @@ def _plain(number: str) -> float:
 
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
-    r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
+    r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens?|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
 )
+_OF_STEPS = re.compile(r"(m)?s(?:ec)?/|(?:it|steps?|iter\w*)/s", re.IGNORECASE)
 _TIME_OF_STEP = re.compile(
-    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)", re.IGNORECASE
+    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|\b(?:in|took) |(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)",
+    re.IGNORECASE,
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(m?s)\b")
+_REMARK = 60  # characters: no program's report
+
+
+def _paces(text: str) -> list[tuple[str, float]]:
+    """What a line tells of a pace, each as the time that a unit of work takes: seconds where that is a step."""
+    told = [(unit.lower(), _plain(number)) for number, unit in _WITH_UNIT.findall(text)]
+    paces = []
+    for unit, number in [*told, *((name.lower(), _plain(rate)) for name, rate in _NAMED_RATE.findall(text))]:
+        of_steps = _OF_STEPS.match(unit)
+        if of_steps and of_steps[0].endswith("/"):
+            paces.append(("step", number / 1000 if of_steps[1] else number))
+        elif number:
+            paces.append(("step" if of_steps else unit, 1 / number))
+    return paces
 
 
 def _times_slower_than_before(case: Case, hit: Hit) -> float:
     """How many times slower the last step is than what this line tells of an earlier run; 0 where they cannot be compared."""
-    word = _EARLIER.search(hit.text)
+    text = prefix.parse(hit.text).body
+    word = _EARLIER.search(text)
     if word is None:
         return 0.0
-    told, steps = hit.text[word.end() :], [*case.hits("progress"), *case.tail]
-    texts = [hit.text[: word.start()], *(step.text for step in steps[::-1] if place(step) != place(hit))]
-    rates = [rate for text in texts for rate in _NAMED_RATE.findall(text)]
-    for key, was in _NAMED_RATE.findall(told):
-        now = next((float(rate.replace(",", "")) for name, rate in rates if name == key), 0.0)
-        if now:
-            return float(was.replace(",", "")) / now
-    times = [time for text in texts for time in _TIME_OF_STEP.findall(text)]
-    for was, unit in _TIME.findall(told):
-        now = next((float(time) for time, its_unit in times if its_unit == unit), 0.0)
-        if float(was):
-            return now / float(was)
+    own, told = text[: word.start()], text[word.end() :]
+    if not _paces(told) and _paces(own):  # "2.3 s/it before the update"
+        own, told = own.rpartition(",")[::2]  # "16 s/step, 8 s/step on the other hosts"
+    earlier = {place(one) for one in case.hits("earlier-run")}
+    steps = [step.text for step in [*case.hits("progress"), *case.tail][::-1] if place(step) not in earlier]
+    now = [pace for text in (own, *steps) for pace in _paces(text)]
+    for unit, was in _paces(told):
+        last = next((pace for its_unit, pace in now if its_unit == unit), 0.0)
+        if last and was:
+            return last / was
+    times = [time for text in (own, *steps) for time in _TIME_OF_STEP.findall(text)]
+    bare = [(found[1], "s")] if (found := _BARE.search(told)) and len(text) < _REMARK and not _UNIT.search(told) else []
+    for was_told, unit in _TIME.findall(told) or bare:
+        seconds = next((float(time) for time, its_unit in times if its_unit == unit), 0.0)
+        if _plain(was_told):
+            return seconds / _plain(was_told)
     return 0.0
 
 
@@ -141,8 +164,19 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("slow-complaint")
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
-    slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= _FAR]
-    return list({place(hit): hit for hit in (*told, *shown, *slower)}.values())
+    slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= SLOWER]
+    return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"))}.values())
+
+
+@diagnosis
+def told_to_be_slow(case: Case) -> Iterable[Candidate]:
+    """Somebody says, in words or by a number of another run, that the job is too slow, and what slows it down is not told. The
+    clocks of the GPUs, the counters of the links, and the times of each rank would tell."""
+    told = complaints(case)
+    causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs") if told else ()
+    for nth, cause in enumerate(causes if case.has("progress") else ()):
+        title = f"it is slower than it ought to be: {shortened(told[-1].text, 110)}"
+        yield Candidate(cause, 0.32 - 0.02 * nth, title, told[-4:], vague=True)
 
 
 @diagnosis
@@ -344,6 +378,9 @@ _PART = re.compile(r"\b([a-z][a-z_-]*): ?(\d+(?:\.\d+)?)")
 _EXCHANGE = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|grads-sync", re.IGNORECASE)
 _MOST = 0.7  # of a step: no computation hides so much of it
 _SECONDS = 5000.0  # ms: even large models exchange their gradients in less over any network made for it
+_TOLD = 3  # steps: the first ones are slow anywhere
+# Who waits for a late rank, for a slow link or for a wrong path says the same.
+_EXCHANGES = ("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink")
 
 
 @diagnosis
@@ -360,6 +397,11 @@ def step_of_waiting(case: Case) -> Iterable[Candidate]:
         worst, hit = max(slow, key=lambda pair: pair[0])
         title = f"the exchange of gradients takes {worst / 1000:.0f} s of each step"
         yield Candidate("net.slow", 0.58, title, [hit, *(hit for _, hit in slow[:3])], *speakers([hit]))
+    elif len(slow) >= _TOLD:
+        worst, hit = max(slow, key=lambda pair: pair[0])
+        title = f"the exchange of gradients, or waiting in it, takes {worst / 1000:.1f} s of each step"
+        for nth, cause in enumerate(_EXCHANGES):
+            yield Candidate(cause, 0.42 - 0.02 * nth, title, [hit for _, hit in slow[-4:]], slows=True)
 
 
 def _least(case: Case) -> float:

@@ -91,6 +91,16 @@ def stopped_while_it_hung(case: Case) -> Iterable[Candidate]:
         yield from rivals(strengths, title, proof, ranks_of(hits))
 
 
+@diagnosis
+def interrupted_by_hand(case: Case) -> Iterable[Candidate]:
+    """Somebody pressed Ctrl-C, or sent the same signal, and nothing shows that the job stood still before."""
+    hits = case.hits("signal-exception", "cancelled")
+    if hits and all(SIGINT.search(hit.text) for hit in hits) and not case.hang.interrupted:
+        strength = max(case.signatures[hit.signature].strength for hit in hits)
+        title = "somebody interrupted the job (Ctrl-C or SIGINT)"
+        yield Candidate("launch.killed", strength + 0.001, title, hits, ranks_of(hits), page="launch.killed.by-hand")
+
+
 _WAITING_WATTS = (
     80.0,
     145.0,

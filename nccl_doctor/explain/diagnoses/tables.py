@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import complaints
@@ -18,33 +20,41 @@ from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.heat import HOT
 
-_CLOCK = re.compile(r"pclk|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
-_LOAD = re.compile(r"sm|utilization\.gpu\b")
-_POWER = re.compile(r"pwr|power\.draw\b")
+_CLOCK = re.compile(r"pclk|SMCLK|clocks\.(?:current\.)?(?:sm|gr(?:aphics)?)\b")
+_LOAD = re.compile(r"sm\b|GPUTL|utilization\.gpu\b")
+_POWER = re.compile(r"pwr|POWER|power\.draw\b")
 _LIMIT = re.compile(r"(?:enforced\.)?power\.limit\b")
+_DEFAULT_LIMIT = re.compile(r"power\.default_limit\b")
 _HEAT = re.compile(r"tviol")
-_TEMPERATURE = re.compile(r"temperature\.gpu\b|gtemp\b")
+_TEMPERATURE = re.compile(r"temperature\.gpu\b|gtemp\b|TMPTR")
 _FAN = re.compile(r"fan\.speed\b")
 _REASONS = re.compile(r"clocks_(?:event|throttle)_reasons\.active\b")
 _IDLE_REASON, _SET_REASON = 0x1, 0x2  # of the bit mask of clock event reasons: nothing to do; -lgc or -ac
-_INDEX = re.compile(r"(?:.*\s)?(?:index|gpu)$")  # behind what a collector put before the heading
+_INDEX = re.compile(r"(?:.*\s)?(?:index|gpu|#Entity)$")  # behind what a collector put before the heading
 _MASK = re.compile(r"0x[0-9A-Fa-f]{16}")
 _RULE = re.compile(r"(?<!\S)-{8,}\s*$")  # dshbak puts a host's name between two of them
 _QUERY = re.compile(r"--query-gpu=([\w.,]+).*noheader")
 _BUSY = 50.0  # percent of time in which a GPU computes: below that it has reason to lower its clock
+_ALWAYS_BUSY = 95.0
 _FULL = 0.6  # of the power limit: no idle GPU draws that much
 _SLOW = 0.6  # of the fastest busy neighbour's clock
 _HEATED = 0.85  # the same for a GPU that says that heat slows it down
 _HELD_BACK = 50.0  # percent of time in which heat slowed a GPU down
 
 
-_NAMELESS = "a GPU"
+NAMELESS = "a GPU"
 
 
-class _Row(msgspec.Struct):
+class GpuRow(msgspec.Struct):
     """One GPU at one moment."""
 
     hit: Hit
+    load: float | None = (
+        None  # percent of time in which it computes, or waits for other GPUs; None if the table does not say
+    )
+    busy: bool = True  # whether it has work to do
+    cap: float = 0.0  # W that it may draw; 0 if the table does not say
+    made_for: float = 0.0  # W that its board may draw unless somebody says otherwise; 0 if the table does not say
     clock: float = 0.0  # MHz; 0 if the table does not say
     heat: float = 0.0  # dmon's tviol: a percentage of time, or 1 for yes
     fixed: bool = False  # a setting holds the clock
@@ -52,7 +62,7 @@ class _Row(msgspec.Struct):
     power: float = 0.0  # W; 0 if the table does not say
     fan: float | None = None  # percent of its speed; None if there is none
     host: str = ""
-    name: str = _NAMELESS
+    name: str = NAMELESS
 
 
 def _cells(text: str, heading: str) -> list[str]:
@@ -64,7 +74,10 @@ def _cells(text: str, heading: str) -> list[str]:
         return asked.group(1).split(",")
     if "# gpu" in heading:
         return text.split()
-    return [part.strip() for part in (text.split(",") if "," in heading else re.split(r"\s{2,}", text))]
+    return [
+        part.strip()
+        for part in (text.split(",") if "," in heading and "#Entity" not in heading else re.split(r"\s{2,}", text))
+    ]
 
 
 def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
@@ -78,11 +91,11 @@ def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
 def _name(cells: dict[str, str]) -> str:
     """Which GPU it is, where the row tells; it may stand first, behind what a collector put before the row."""
     told = (cell.rsplit(None, 1)[-1] for name, cell in cells.items() if _INDEX.match(name) and cell)
-    return next((f"GPU {index}" for index in told if index.isdigit()), _NAMELESS)
+    return next((f"GPU {index}" for index in told if index.isdigit()), NAMELESS)
 
 
-def _busy(heading: Hit, rows: Iterable[Hit]) -> Iterable[_Row]:
-    """The rows below this heading that tell the clock of a GPU with work to do."""
+def _of_query(heading: Hit, rows: Iterable[Hit]) -> Iterable[GpuRow]:
+    """The rows below this heading, each of a GPU."""
     names = _cells(heading.text, heading.text)
     lines, host = list(rows), ""
     for at, hit in enumerate(lines):
@@ -101,9 +114,13 @@ def _busy(heading: Hit, rows: Iterable[Hit]) -> Iterable[_Row]:
         )
         if load is None and not limit and reasons:
             full = not reasons & _IDLE_REASON
-        if full if load is None else load >= _BUSY:
-            yield _Row(
+        if clock or load is not None or power:
+            yield GpuRow(
                 hit,
+                load,
+                full if load is None else load >= _BUSY,
+                limit or 0.0,
+                _number(by_name, _DEFAULT_LIMIT) or 0.0,
                 clock or 0.0,
                 _number(by_name, _HEAT) or 0.0,
                 bool(reasons & _SET_REASON),
@@ -121,19 +138,25 @@ def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
     return [row for row in rows if row.file == heading.file and heading.line < row.line < min(nexts, default=1 << 62)]
 
 
-def _asked(case: Case) -> list[_Row]:
-    """What nvidia-smi dmon, or a query, says of the GPUs that have work to do."""
+def gpu_rows(case: Case) -> list[GpuRow]:
+    """What all listings tell of GPUs: nvidia-smi's own table, dmon and queries, gpustat, rocm-smi, amd-smi."""
     headings, rows = case.hits("gpu-table"), case.hits("gpu-table-rows")
-    return [row for head in headings for row in _busy(head, below(head, headings, rows))]
+    asked = (row for head in headings for row in _of_query(head, below(head, headings, rows)))
+    return [*_boxes(case), *asked, *_listed(case)]
+
+
+def working(case: Case) -> list[GpuRow]:
+    """The same of the GPUs that have work to do."""
+    return [row for row in gpu_rows(case) if row.busy]
 
 
 @diagnosis
 def slower_clock(case: Case) -> Iterable[Candidate]:
-    """nvidia-smi dmon, or a query for clocks: a GPU with work to do runs at a far lower clock than its neighbours.
+    """nvidia-smi dmon, a query for clocks, or rocm-smi: a GPU with work to do runs at a far lower clock than its neighbours.
 
     Idle GPUs lower their clocks: only rows that show load, power near the limit, or a reason other than idleness, are compared.
     """
-    rows = _asked(case)
+    rows = working(case)
     fastest = max((row.clock for row in rows), default=0.0)
     slow = [
         row
@@ -162,7 +185,7 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
 
 
 _BOX = re.compile(
-    r"\|\s+(?:(?P<fan>\d+)%|N/A|ERR!)\s+(?P<temperature>\d+)C\s+P\d+\s+(?P<power>\d+)W / .{20,90}?(?P<load>\d+)%\s+\S"
+    r"\|\s+(?:(?P<fan>\d+)%|N/A|ERR!)\s+(?P<temperature>\d+)C\s+P\d+\s+(?P<power>\d+)W / +(?P<cap>\d+)W .{16,86}?(?P<load>\d+)%\s+\S"
 )
 _BOX_NAME = re.compile(r"\|\s+(\d+)\s")
 _FAN_RUNS = 80.0  # degrees Celsius: a fan that rests when there is little to do has long started, and water is cooler
@@ -170,29 +193,61 @@ _HOTTER = 15.0  # degrees Celsius above its neighbours: more than its place in t
 _LITTLE_POWER = 0.6  # of what its neighbours draw at the same load
 
 
-def _boxes(case: Case) -> Iterable[_Row]:
-    """What nvidia-smi's own table says of the GPUs that have work to do."""
+def _boxes(case: Case) -> Iterable[GpuRow]:
+    """What nvidia-smi's own table says."""
     names = {(hit.file, hit.line): hit for hit in case.hits("gpu-in-table")}
     for hit in case.hits("power-and-cap"):
         found, named = _BOX.search(hit.text), names.get((hit.file, hit.line - 1))
-        if found is None or float(found["load"]) < _BUSY:
-            continue
         name = _BOX_NAME.search(named.text) if named else None
-        yield _Row(
-            hit,
-            temperature=float(found["temperature"]),
-            power=float(found["power"]),
-            fan=float(found["fan"]) if found["fan"] else None,
-            host=hit.host,
-            name=f"GPU {name.group(1)}" if name else _NAMELESS,
-        )
+        if found:
+            yield _told(hit, found, f"GPU {name.group(1)}" if name else NAMELESS)
+
+
+_LISTED = (
+    re.compile(  # gpustat
+        r"\[(?P<index>\d+)\] .+?\| +(?P<temperature>\d+)\D?C, +(?:(?P<fan>\d+) %, +)?(?P<load>\d+) %"
+        r"(?:[^|]*?, +(?P<power>\d+) / +(?P<cap>\d+) W)? \|"
+    ),
+    re.compile(  # rocm-smi, whose columns differ from version to version in number and order before the temperature
+        r"(?:^|\s)(?P<index>\d+) .*? (?P<temperature>\d+\.\d+)\W?[cC]\s+(?P<power>\d+\.\d+)W .*?(?P<clock>\d+)Mhz\s+\d+Mhz"
+        r"\s.*? (?P<cap>\d+(?:\.\d+)?)W\s+\d+%\s+(?P<load>\d+)%"
+    ),
+    re.compile(  # amd-smi monitor
+        r"(?:^|\s)(?P<index>\d+) .*?(?P<power>\d+) W\s+(?:(?P<cap>\d+) W\s+)?(?P<temperature>\d+) \W?C\s+\d+ \W?C\s+(?P<clock>\d+) MHz"
+        r"\s+(?P<load>\d+) ?%"
+    ),
+)
+
+
+def _listed(case: Case) -> Iterable[GpuRow]:
+    """What gpustat, rocm-smi and amd-smi say."""
+    for hit in case.hits("gpu-listed"):
+        found = next((found for pattern in _LISTED if (found := pattern.search(hit.text))), None)
+        if found:
+            yield _told(hit, found, f"GPU {found['index']}")
+
+
+def _told(hit: Hit, found: re.Match[str], name: str) -> GpuRow:
+    told = {key: float(value) for key, value in found.groupdict().items() if value}
+    return GpuRow(
+        hit,
+        told["load"],
+        told["load"] >= _BUSY,
+        told.get("cap", 0.0),
+        clock=told.get("clock", 0.0),
+        temperature=told["temperature"],
+        power=told.get("power", 0.0),
+        fan=told.get("fan"),
+        host=hit.host,
+        name=name,
+    )
 
 
 @diagnosis
 def hotter_gpu(case: Case) -> Iterable[Candidate]:
     """nvidia-smi: a GPU with work to do is as hot as GPUs that slow down, and its fan stands still, or it draws far less than
     its neighbours, or is far hotter than they are: the heat is its own, and holds it back."""
-    rows = [row for row in (*_boxes(case), *_asked(case)) if row.temperature]
+    rows = [row for row in working(case) if row.temperature]
     told = case.has(PACE_LEFT) or (rows and complaints(case))
     for row in rows:
         still = row.fan == 0 and row.temperature >= _FAN_RUNS
@@ -201,7 +256,7 @@ def hotter_gpu(case: Case) -> Iterable[Candidate]:
         others = [
             one
             for one in rows
-            if (one.name, one.host) != (row.name, row.host) or row.name == _NAMELESS
+            if (one.name, one.host) != (row.name, row.host) or row.name == NAMELESS
             if one.temperature <= row.temperature - _HOTTER
         ]
         usual = statistics.median(one.power for one in others) if others else 0.0
@@ -217,6 +272,34 @@ def hotter_gpu(case: Case) -> Iterable[Candidate]:
         hits = [row.hit, *(one.hit for one in others[:3])]
         yield Candidate("gpu.thermal-power", strength, title, hits, hosts={row.host} - {""}, slows=True)
         return
+
+
+_OF_A_GPU = 60  # lines that nvidia-smi -q prints of a GPU from its load to its clocks
+_SLOW_CLOCK = 0.5  # of the highest: no power limit of a sound board makes it so low
+
+
+@diagnosis
+def clock_and_heat_in_full(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi -q: a GPU is as hot as GPUs that slow down (its own limit stands beside), or busy all the time at less than half
+    of its highest clock."""
+    hits = case.hits("asked-in-full")
+    for hit, after in itertools.pairwise([*hits, *hits[-1:]]):
+        told, below_it = hit.groups, after.groups
+        if "now" in told:
+            near = [one for one in hits if one.file == hit.file and 0 < one.line - hit.line <= _OF_A_GPU]
+            limit = next((one for one in near if "slowdown" in one.groups), None)
+            if limit and int(told["now"]) >= int(limit.groups["slowdown"]):
+                title = f"a GPU is at {told['now']} C, and slows down from {limit.groups['slowdown']} C on"
+                yield Candidate("gpu.thermal-power", 0.78, title, [hit, limit], hosts=hosts_of([hit]), slows=True)
+        elif "margin" in told and int(told["margin"]) <= 0:
+            title = f"a GPU is as hot as GPUs that slow down ({told['margin']} C are left)"
+            yield Candidate("gpu.thermal-power", 0.7, title, [hit], hosts=hosts_of([hit]), slows=True)
+        elif "mhz" in told and "mhz" in below_it and 0 < int(told["mhz"]) <= _SLOW_CLOCK * int(below_it["mhz"]):
+            busy = [one for one in hits if "load" in one.groups and 0 < hit.line - one.line <= _OF_A_GPU]
+            if busy and float(busy[-1].groups["load"]) >= _ALWAYS_BUSY:
+                title = f"a GPU that is busy all the time runs at {told['mhz']} MHz, and could at {below_it['mhz']} MHz"
+                proof = [hit, after, busy[-1]]
+                yield Candidate("gpu.thermal-power", 0.66, title, proof, hosts=hosts_of([hit]), slows=True)
 
 
 _DRAWN = re.compile(r"(\d+)W / +(\d+)W ")
@@ -244,8 +327,18 @@ def lower_power_cap(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def lowered_power_limit(case: Case) -> Iterable[Candidate]:
-    """nvidia-smi -q: a GPU is held back by its power limit, which somebody set far below its board's own, and the job is too
+    """nvidia-smi: a GPU is held back by its power limit, which somebody set far below its board's own, and the job is too
     slow. Without a complaint a low limit is a choice."""
+    for row in working(case):
+        if (
+            row.made_for
+            and row.cap < _LOWERED * row.made_for
+            and row.power >= _AT_ITS_CAP * row.cap
+            and complaints(case)
+        ):
+            title = f"a GPU is held at {row.cap:.0f} W by a power limit, its board is made for {row.made_for:.0f} W"
+            yield Candidate("gpu.thermal-power", 0.72, title, [row.hit, *complaints(case)[:2]], hosts={row.host} - {""})
+            return
     capped = case.hits("power-capped")
     limits: dict[bool, list[Hit]] = {True: [], False: []}
     for hit in case.hits("power-limits"):
@@ -438,9 +531,23 @@ _TESTS: tuple[tuple[str, str], ...] = (
 )
 
 
+def _cells_below(case: Case, hit: Hit) -> list[tuple[Hit, str]]:
+    """The lines below a row of dcgmi diag that say what failed in the same test, and their words."""
+    rows = [row for row in case.hits("dcgm-row-rows") if row.file == hit.file and row.line > hit.line]
+    # From the right: what a collector puts before a line may have such strokes too.
+    cells = [(row, row.text.rstrip().rsplit("|", 3)[1:]) for row in rows]
+    below = itertools.takewhile(
+        lambda cell: len(cell[1]) == 3 and cell[1][0].strip() in {"", "Warning", "Error"}, cells
+    )
+    return [(row, said[1:-1]) for row, (_, said, _) in below]
+
+
 @diagnosis
 def node_check(case: Case) -> Iterable[Candidate]:
-    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node."""
+    """A node health check failed and took the node away: the check's name and words tell what is wrong with the node.
+
+    What dcgmi diag says below a test counts more than the test's name: any test fails where CUDA does not start.
+    """
     # Judged with the date that stands beside.
     listed = {place(row) for row in case.hits("sinfo-reasons-rows") if _SINFO.match(row.text)}
     for hit in case.hits("node-check", "dcgm-row"):
@@ -448,16 +555,15 @@ def node_check(case: Case) -> Iterable[Candidate]:
             continue
         dcgm = hit.signature == "dcgm-row"
         text = hit.groups.get("check") or hit.text.strip(" |")
-        cause = cause_of(text, _TESTS if dcgm else REASONS)
+        detail = _cells_below(case, hit) if dcgm else []
+        said = "".join(words for _, words in detail)  # cut in mid-word
+        cause = topics.beneath(said) or cause_of(text, _TESTS if dcgm else REASONS)
         if cause:
-            detail = [
-                row for row in case.hits("dcgm-row-rows") if row.file == hit.file and 0 < row.line - hit.line <= 3
-            ]
             yield Candidate(
                 cause,
                 0.64 if "| Warning" in hit.text else 0.84,
-                f"a node health check failed: {' '.join(text.split())[:100]}",
-                [hit, *(detail if dcgm else ())],
+                f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}",
+                [hit, *(row for row, _ in detail)],
                 hosts=hosts_of([hit]),
             )
             return

@@ -18,13 +18,14 @@ LEAST = 5  # rows on either side: fewer are a hiccup, or the loop's warm-up
 FEWEST = 3  # where a paste holds fewer in all: what somebody chose to show
 ENOUGH = 24  # rows: of more, every second, third, ... one tells as well whether there are two levels
 SLOWER = 4 / 3  # times: a third more time for a step
+LASTING = 1.2  # where no row of many is as slow before, or as fast afterwards, as any of the other level
 FAR_SLOWER = 1.6  # where the lines between are not known, which may say why, or the rows are few
 SIGNATURE = "pace-left"  # of the hits that are made of it
 _OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
 _UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*)(?![\w/%-]|\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
@@ -36,6 +37,7 @@ _RATE = re.compile(
 _PER_STEP = re.compile(rf"(?:^|[^a-z])m?s(?:ec)?(?:/|_?per_?){_WORK}", re.IGNORECASE)
 _WHOLE = re.compile(
     rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:tim(?:e|ing)|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
+    r"(?:finished|done|completed|took)(?: in)?(?: (?:m?s|sec))?$|"
     r"^(?:time|dt|took|elapsed|duration|seconds)(?:[ _]?\(?(?:m?s|sec)\)?)?$",
     re.IGNORECASE,
 )
@@ -44,7 +46,7 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
-_MAY_TELL = re.compile(r"tim|ms|sec|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
+_MAY_TELL = re.compile(r"tim|ms|sec|took| in \d|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
 # What a job does at a time; told in the rows themselves, or in between.
 _LOAD = re.compile(
     r"seq(?:uence|_?len)?s?\b(?!/)|\bctx|context|batch(?!\w*[/ _]?(?:time|ms|sec))|\b(?:mbs|gbs|bs|bsz)\b|resol|\bres\b|im(?:a)?ge?_?size|"
@@ -74,37 +76,42 @@ class Shift(msgspec.Struct, frozen=True):
 
 def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterator[Shift]:
     """Where the rows among these numbered lines slowed down for good, so many times, unless what they have to do changed."""
-    shapes: dict[bytes, list[int]] = {}
-    for index, (_, raw) in enumerate(lines):
-        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
-    for shape, found in shapes.items():
+    for shape, found in by_shape(lines).items():
         if len(found) < 2 * FEWEST:
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
         if not names:
             continue
-        some = [lines[index] for index in found[:: 1 + len(found) // ENOUGH]]
+        some = [lines[index] for index in found[:: max(1, len(found) // ENOUGH)]]
         if next(_of_rows(names, some, lines, slower), None):  # then which row it is, the others tell
             yield from _of_rows(names, [lines[index] for index in found], lines, slower)
 
 
+def by_shape(lines: Sequence[tuple[int, bytes]]) -> dict[bytes, list[int]]:
+    """The indices of lines that are alike apart from their numbers."""
+    shapes: dict[bytes, list[int]] = {}
+    for index, (_, raw) in enumerate(lines):
+        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
+    return shapes
+
+
 def _names(lines: Sequence[tuple[int, bytes]], first: int, *, bare: bool) -> list[str]:
     """What the numbers of these rows are called, if one of them tells a pace; else nothing."""
-    text = _text(lines[first][1])
+    text = text_of(lines[first][1])
     if bare:
-        names = _columns(lines, first, len(_NUMBER.findall(text)))
+        names = _columns(lines, first, len(NUMBER.findall(text)))
     elif len(text) > 1000 or " NCCL " in text or not _MAY_TELL.search(text):
         return []
     else:
         unit = " ms" if "time (ms)" in text else ""
-        names = [_name(text, found) + unit for found in _NUMBER.finditer(text)]
+        names = [name_of(text, found) + unit for found in NUMBER.finditer(text)]
     return names if any(any(_kinds(name)) for name in names) and not SERVES.search(text) else []
 
 
 def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list[str]:
     """The headings above a table's first row, one for each number."""
     for _, raw in reversed(lines[max(0, first - 2) : first]):
-        text = _text(raw)
+        text = text_of(raw)
         cells = re.split(r"\s*[|,\t]\s*|\s{2,}", text.strip(" |#\t"))
         if len(cells) != count:
             cells = text.strip(" |#").split()
@@ -113,7 +120,7 @@ def _columns(lines: Sequence[tuple[int, bytes]], first: int, count: int) -> list
     return []
 
 
-def _name(text: str, number: re.Match[str]) -> str:
+def name_of(text: str, number: re.Match[str]) -> str:
     """Key and unit of one number of a row."""
     key = _KEY.search(text, max(0, number.start() - 48), number.start())
     unit = _UNIT.match(text, number.end())
@@ -132,7 +139,7 @@ def _kinds(name: str) -> tuple[bool, bool, bool]:
 def _of_rows(
     names: list[str], rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]], slower: float
 ) -> Iterator[Shift]:
-    values = [_NUMBER.findall(_text(raw)) for _, raw in rows]
+    values = [NUMBER.findall(text_of(raw)) for _, raw in rows]
     rows = [row for row, found in zip(rows, values, strict=True) if len(found) == len(names)]
     values = [found for found in values if len(found) == len(names)]
     if len(values) < 2 * FEWEST:
@@ -143,7 +150,7 @@ def _of_rows(
 
     def columns(kind: int) -> list[tuple[str, list[float]]]:
         wanted = [at for at, name in enumerate(names) if _kinds(name)[kind]]
-        return [(names[at], [_value(found[at]) for found in values]) for at in wanted]
+        return [(names[at], [value_of(found[at]) for found in values]) for at in wanted]
 
     paces = [(name, [1 / cell if cell > 0 else 0.0 for cell in cells]) for name, cells in columns(_OF_RATE)]
     paces += columns(_OF_STEP)
@@ -155,13 +162,13 @@ def _of_rows(
         at = _level_left(cells, slower, least)
         if at is None:
             continue
-        others = [(told, [_value(found[place]) for found in values]) for place, told in enumerate(names)]
+        others = [(told, [value_of(found[place]) for found in values]) for place, told in enumerate(names)]
         if _more_to_do(others, at, rows, lines):
             continue
         before, after = _medians(cells, at)
         if _kinds(name)[_OF_RATE]:
             before, after = 1 / before, 1 / after
-        told = {"name": name, "before": _short(before), "after": _short(after)}
+        told = {"name": name, "before": short(before), "after": short(after)}
         yield Shift((rows[at - 1], rows[at], rows[-1]), told | _blamed(parts, at))
         return
 
@@ -200,12 +207,18 @@ def _level_left(times: list[float], slower: float, least: int) -> int | None:
     old, new = times[:where], times[where:]
     before, after = statistics.median(old), statistics.median(new)
     calm = _CALM * (after - before)
-    steady = [
+    old_calm, new_calm = (
         sum(abs(time - middle) <= calm for time in part) >= 0.85 * len(part)
         for part, middle in ((old, before), (new, after))
-    ]
+    )
+    # What is held up now and then is unsteady: yet none of its rows is as fast as the old ones, and it does not go on growing.
+    half = len(new) // 2
+    grows = statistics.median(new[half:]) - statistics.median(new[:half]) > calm
+    apart = len(new) >= 2 * LEAST and min(new) >= max(*old, (before + after) / 2) and not grows
     last = statistics.median(times[-3:])
-    return where if after >= slower * before and all(steady) and last >= after - calm else None
+    if slower == SLOWER and min(len(old), len(new)) >= 2 * LEAST and max(old) < min(new):
+        slower = LASTING
+    return where if after >= slower * before and old_calm and (new_calm or apart) and last >= after - calm else None
 
 
 def _more_to_do(
@@ -219,12 +232,14 @@ def _more_to_do(
             return True
     first, last = rows[max(0, at - 2)][0], rows[at][0]
     shape = rows[at][1].translate(None, _DIGITS)
-    between = [_text(raw) for number, raw in lines if first <= number <= last and raw.translate(None, _DIGITS) != shape]
+    between = [
+        text_of(raw) for number, raw in lines if first <= number <= last and raw.translate(None, _DIGITS) != shape
+    ]
     if any(_CHANGED.search(text) for text in between):
         return True
     sizes: dict[str, set[str]] = {}
     for _, raw in lines:
-        for name, size in _SIZE.findall(_text(raw)):
+        for name, size in _SIZE.findall(text_of(raw)):
             sizes.setdefault(name.lower(), set()).add(size)
     return any(len(told) > 1 for told in sizes.values())
 
@@ -234,7 +249,7 @@ def _counts_up(cells: list[float]) -> bool:
     return all(later > earlier for earlier, later in itertools.pairwise(cells))
 
 
-def _value(cell: str) -> float:
+def value_of(cell: str) -> float:
     """A number as programs print it: "11,906" has thousands."""
     try:
         return float(cell.replace(",", ""))
@@ -242,9 +257,11 @@ def _value(cell: str) -> float:
         return 0.0  # a date or version: it tells no pace
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
+    """A number as titles tell it."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _text(raw: bytes) -> str:
+def text_of(raw: bytes) -> str:
+    """A line as text."""
     return raw.decode("utf-8", "replace").rstrip().replace('\\"', '"')  # inside of a record of JSON

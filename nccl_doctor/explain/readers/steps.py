@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.readers import bystanders, pace, records
+from nccl_doctor.explain.readers import bystanders, pace, records, speakers
 from nccl_doctor.explain.readers.kept import Kept
 from nccl_doctor.explain.readers.plan import plan
 from nccl_doctor.explain.summary import HitGroup
@@ -65,6 +65,10 @@ class Steps:
         for shift in pace.shifts(self._lines, pace.SLOWER if self._all else pace.FAR_SLOWER):
             for at, raw in shift.rows:
                 self._kept.add_row(pace.SIGNATURE, self._kept.said(records.texts(raw)[-1], at), shift.groups)
+
+        for apart in speakers.odd_ones(self._lines):
+            for at, raw in apart.rows:
+                self._kept.add_row(speakers.SIGNATURE, self._kept.said(records.texts(raw)[-1], at), apart.groups)
 
     def _look_at_last(self, block: bytes | bytearray, start: int, stop: int) -> None:
         """Of every so many bytes the last line, until one reports progress: that it did is enough."""

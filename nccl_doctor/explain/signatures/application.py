@@ -68,6 +68,7 @@ says(
     "params in process {} does not match",
     "params[{}] in this process with sizes",
     cause="app.collective-mismatch",
+    page="app.collective-mismatch.model",
     strength=0.9,
     title="the model differs between ranks",
     why="DDP compared the parameters of all ranks.",
@@ -113,6 +114,14 @@ says(
     why="The reducer waited for gradients that never came (or came twice).",
 )
 says(
+    "ddp-reducer",
+    'reducer.cpp":{line:int}, please report a bug',
+    cause="app.ddp-unused-params",
+    strength=0.68,
+    title="DDP's reducer met a backward pass that it had not prepared",
+    why="Several forward or backward passes per step, the wrapped module called past DDP's forward, or reentrant activation checkpointing.",
+)
+says(
     "loader-killed",
     "DataLoader worker (pid {pid:int}) is killed by signal: {signal}",
     "DataLoader worker (pid(s) {pids}) exited unexpectedly",
@@ -156,7 +165,7 @@ says(
     "must be equal to world_size times input tensor size",
     "output tensor size must be equal",
     "Invalid scalar type",
-    "Tensors must be on",
+    "ensors must be on",
     "must be on the current device",
     "All tensor operands to scatter/gather must have the same",
     "Tensors must have identical",
@@ -332,6 +341,16 @@ says(
     strength=0.72,
     title="the norm of the gradients differs between the ranks: they did not reduce the same gradients",
     why="fairseq compares the reduced norms: parameters that some ranks did not use (--ddp-backend=legacy_ddp reduces them all), GPUs of several generations, or NaN on one rank.",
+)
+says(
+    "gradients-not-finite",
+    "rank {rank} = {norm:word}",
+    cause="app.nan-or-data",
+    strength=0.86,
+    title="the gradients of rank {rank} are not finite",
+    why="fairseq calls norms inconsistent, too, where they are NaN or infinite on every rank: too long a step, fp16's range, or the data.",
+    where=lambda groups, line: groups["rank"].isdigit() and re.fullmatch(r"-?(?:nan|inf)", groups["norm"]) is not None,
+    wake=(" = nan", " = inf", " = -inf"),
 )
 says(
     "uneven",

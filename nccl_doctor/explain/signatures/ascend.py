@@ -62,11 +62,12 @@ says(
 says(
     "hccl-cqe",
     "EI0013",
+    "EI0018",
     "error CQE occurred during operator execution",
     cause="ib.retry-exceeded",
     strength=0.8,
     title="an RDMA request of an NPU failed",
-    why="EI0013: the NPU's RoCE port got an error completion: the link, the switch's PFC settings, or a peer that died.",
+    why="EI0013 (EI0018: over UB): the NPU's port got an error completion: the link, the switch's PFC settings, or a peer that died.",
 )
 says(
     "hccl-still-running",
@@ -80,6 +81,8 @@ says(
 says(
     "hccl-port-taken",
     "Please check the port status and whether the port is been using by other process",
+    "EI0019",
+    "EI0020",
     cause="net.port-in-use",
     strength=0.9,
     title="HCCL cannot listen on its port: another process, mostly of an earlier job, holds it",
@@ -91,8 +94,49 @@ says(
     "EI0003",
     "EI0004",
     "EI0014",
+    "EI0016{}is invalid. Expected value",
+    "EI0017",
     cause="env.bad-nccl-var",
     strength=0.74,
     title="HCCL refuses a variable, an argument or the rank table",
-    why="EI0001, EI0003, EI0004, EI0014: an environment variable, a parameter or the rank table is not valid.",
+    why="EI0001, EI0003, EI0004, EI0014, EI0016, EI0017: an environment variable, a parameter or the rank table is not valid.",
+)
+says(
+    "hccl-port-down",
+    "EI0009{}he network port is down",
+    cause="ib.port-down",
+    strength=0.9,
+    title="an NPU's network port is down",
+    why="EI0009 with this reason: hccn_tool -i N -link -g shows the port, -optical -g its module.",
+)
+says(
+    "hccl-memory",
+    "EI0007{}emory",
+    "EI0009{}memory limit exceeded",
+    "EI0011",
+    cause="gpu.oom",
+    strength=0.86,
+    title="HCCL could not allocate memory of an NPU",
+    why="EI0007, EI0009, EI0011: HCCL's buffers (HCCL_BUFFSIZE for each communicator) do not fit beside the framework's.",
+)
+says(
+    "hccl-peer-to-peer",
+    "EI0010",
+    cause="gpu.p2p",
+    page="gpu.p2p.beside-nccl",
+    strength=0.84,
+    title="peer-to-peer between the NPUs of a host fails",
+    why="EI0010: HCCL_INTRA_ROCE_ENABLE=1 takes RoCE within the host instead.",
+)
+says(
+    "hccl-link",
+    "EI0009",
+    "EI0012",
+    "ransport init error. Reason",
+    role=Role.SYMPTOM,
+    cause="ib.qp-connect",
+    strength=0.46,
+    fold="HCCL: no link with a peer",
+    title="an NPU's link with a peer was not made, or broke",
+    why="EI0009 and EI0012 name the pair, not the reason: a port that is down, ranks of one communicator on the same NPU, or a peer that failed first.",
 )

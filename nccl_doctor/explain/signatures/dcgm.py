@@ -35,7 +35,7 @@ says(
     "system {}| Warning",
     why="A row of dcgmi diag or dcgmi health that failed; its first cell names the test, the lines below say what was found.",
     where=lambda groups, line: re.search(r"\|\s*(?:Fail(?:ure)?|Warning)\b", line) is not None,
-    rows=3,
+    rows=8,
 )
 says(
     "pcie-width",
@@ -113,6 +113,15 @@ says(
     strength=0.85,
     title="DCGM's peer-to-peer test wrote wrong data or none",
     why="A write from one GPU to another did not arrive as written.",
+)
+says(
+    "dcgm-exporter-ends",
+    'level=fatal msg="Failed to watch metrics: {error}"',
+    'level=fatal msg="Error watching fields: {error}"',
+    cause="unrelated",
+    strength=0.62,
+    title="dcgm-exporter ends ({error}): this node has no metrics, and jobs do not need them",
+    why="Monitoring alone: profiling metrics are not for this GPU, a second exporter or a profiler holds them, or DCGM's module does not fit the driver.",
 )
 says(
     "dcgm-pcie",

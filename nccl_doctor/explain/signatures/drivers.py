@@ -62,15 +62,8 @@ says(
     "driver rpc error",
     "this kernel module has the version",
     "kernel driver mismatch",
-    "Key was rejected by service",
-    "Unable to load the kernel module 'nvidia",
-    "Please see the file '/var/log/nvidia-installer.log'",
-    "nouveau, rivafb, nvidiafb",
-    "The NVIDIA probe routine was not called",
-    "version magic '",
     "rocm version{}not match",
     "nvidia-smi{}has failed",
-    "modprobe: FATAL: Module nvidia not found",
     "GPU access blocked by the operating system",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     cause="gpu.driver",
@@ -81,6 +74,29 @@ says(
         line.count("cudaError") < 3  # a list of errors (NVSHMEM) reports none
         and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
     ),
+)
+# Modules that modprobe may name where no GPU's driver is meant (mlx5_ib, a file system's, VMware's).
+_ANOTHER_MODULE = re.compile(r"could not insert (?:module )?'?(?!\S*(?:nvidia|amdgpu|gdrdrv|habanalabs))[\w./-]+")
+
+
+says(
+    "driver-not-loaded",
+    "Key was rejected by service",
+    "Required key not available",
+    "Unable to load the kernel module 'nvidia",
+    "Please see the file '/var/log/nvidia-installer.log'",
+    "nouveau, rivafb, nvidiafb",
+    "The NVIDIA probe routine was not called",
+    "version magic '",
+    "modprobe: FATAL: Module nvidia not found",
+    "nvidia: Process '/sbin/modprobe nvidia{module}' failed with exit code",  # udev
+    "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files",  # nvidia-persistenced
+    cause="gpu.driver",
+    page="gpu.driver.not-loaded",
+    strength=0.94,
+    title="the GPU driver's kernel module is not loaded",
+    why="It was not built for this kernel, Secure Boot refuses it (a key that was rejected), nouveau holds the GPU, or it found no GPU that answers.",
+    where=lambda groups, line: not _ANOTHER_MODULE.search(line),
 )
 says(
     "no-code-for-the-gpu",

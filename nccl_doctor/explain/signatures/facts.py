@@ -11,6 +11,17 @@ BUSBW_ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
+# Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
+_SLOW_WORDS = re.compile(
+    r"\b(?:so|too|very|really|extremely|super|way|much|terribly|(?:\d+(?:\.\d+)? ?(?:x|times))|twice as|half as) slow(?:er)?\b|"
+    r"\b(?:training|job|run|everything|steps?|it) (?:is|are|was|got|gets|became|runs?) (?:now )?(?:slow(?:er)?|crawling)\b|"
+    r"\bhalf (?:of )?the (?:speed|pace|throughput)\b|\b(?:speed|pace|throughput) is (?:only |about ){0,2}half\b|\b(?:only|just) as fast as\b",
+    re.IGNORECASE,
+)
+_ADVICE = re.compile(
+    r"warning|\bWARN|\bINFO\b|DEBUG|\.py[:\"]|https?://|\b(?:if|consider|recommend\w*|may|might|could|will|use|using)\b",
+    re.I,
+)
 # A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.
 _MAY_BE = re.compile(
     r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow"
@@ -460,6 +471,22 @@ EARLIER_RUN = (
     "reference run",
     "used to be",
     "used to take",
+    "should be about",
+    "should take",
+    "should be around",
+    "normally",
+    "usually",
+    "instead of",
+    "before the",
+    "before this",
+    "days ago",
+    "this morning",
+    "other node",
+    "other partition",
+    "other cluster",
+    "other machine",
+    "with the old",
+    "on the old",
 )
 says(
     "earlier-run",
@@ -502,6 +529,17 @@ says(
 )
 
 says(
+    "slow-in-words",
+    "slow",
+    "only as fast",
+    "just as fast",
+    "half",
+    "crawling",
+    sampled=True,
+    why="A person says of the job that it is slow.",
+    where=lambda groups, line: _SLOW_WORDS.search(line) is not None and _ADVICE.search(line) is None,
+)
+says(
     "nccl-warn",
     "NCCL WARN {message}",
     why="Any NCCL WARN: its source file and words tell which part of NCCL is in trouble.",
@@ -514,7 +552,9 @@ says(
     "clocks.current.sm",
     "clocks.current.gr",
     "temperature.gpu",
-    why="The heading of a table of GPUs with their clocks or heat: nvidia-smi dmon, or a query (of `noheader` the command itself).",
+    "#Entity {}SMCLK",
+    "#Entity {}GPUTL",
+    why="The heading of a table of GPUs with their clocks or heat: nvidia-smi dmon, dcgmi dmon, or a query (of `noheader` the command itself).",
     where=lambda groups, line: " pclk" in line or " tviol" in line if "# gpu" in line else "," in line or "  " in line,
     rows=96,  # of a few hosts with eight GPUs each
 )
@@ -527,16 +567,21 @@ says(
 says(
     "step-timers",
     "time (ms) | ",
+    every=True,
     why="DeepSpeed's wall_clock_breakdown: what the parts of a step took.",
     where=lambda groups, line: "allreduce" in line or "reduce" in line,
 )
+# Time (%), total time, instances, ... and the name at the end.
+OF_NSYS = re.compile(r"(?:^|\s)(\d{1,3}\.\d{1,2})%?\s+\d[\d,]*\s+\d[\d,]*\s.*\bnccl(?:Dev)?Kernel_")
 says(
     "kernel-shares",
     "nccl:{}%",
     "ncclDevKernel{}%",
     "ncclKernel{}%",
-    why="A profile (torch.profiler): what share of the GPU's time a kernel of NCCL took.",
-    where=lambda groups, line: re.search(r"nccl.{1,240}\d ?%", line) is not None,
+    ".{} ncclDevKernel_",
+    ".{} ncclKernel_",
+    why="A profile (torch.profiler, nsys stats): what share of the GPU's time a kernel of NCCL took.",
+    where=lambda groups, line: re.search(r"nccl.{1,240}\d ?%", line) is not None or OF_NSYS.search(line) is not None,
 )
 says(
     "uptime",

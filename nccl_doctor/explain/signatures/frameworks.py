@@ -67,11 +67,9 @@ says(
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "Attempting to deserialize object on CUDA device {wanted:int} but torch.cuda.device_count() is {there:int}",
     "FSDP needs a non-CPU accelerator device",
-    "Current node has no GPU available",
     "ValueError: Cuda is not available",
     "You requested gpu: {wanted} But your machine only has: {there}",
     "No supported gpu backend found",
-    "vLLM engine cannot start without GPU",
     cause="gpu.not-visible",
     strength=0.88,
     title="the program wants a GPU that this process cannot see",
@@ -95,7 +93,7 @@ says(
     why="Another process, a restart or a cleaner removed it, or the containers do not share /dev/shm.",
 )
 says(
-    "not-scheduled",
+    "ray-too-small",
     "No available node types can fulfill resource request",
     "The number of required GPUs exceeds the total number of available GPUs",
     "Cannot provide a placement group of",
@@ -104,6 +102,14 @@ says(
     "Not enough resources to allocate DP ranks",
     "placement group bundle index {index:int} is invalid",
     "Tensor parallel size ({wanted:int}) exceeds available GPUs",
+    cause="launch.world-size",
+    page="launch.world-size.ray",
+    strength=0.82,
+    title="Ray's cluster, or the placement group, has fewer free GPUs or nodes than the job asks for",
+    why="Ray counts what its nodes registered and what others have not taken.",
+)
+says(
+    "not-scheduled",
     "does not match{}--ntasks-per-node",
     "`--ntasks-per-node={tasks:int}` configured in SLURM{}does not match",
     "in Lightning, but the number of tasks per node configured in SLURM",
@@ -118,9 +124,12 @@ says(
 says(
     "ray-not-on-the-driver",
     "Ray does not allocate any GPUs on the driver node",
+    "Current node has no GPU available",
+    "vLLM engine cannot start without GPU",
     cause="launch.world-size",
-    strength=0.8,
-    title="Ray gave vLLM no GPU of the node that drives it",
+    page="launch.world-size.ray",
+    strength=0.88,
+    title="Ray has no GPU for vLLM on the node that drives it",
     why="vLLM compares its own address with those of the nodes of its placement group, and finds itself on none: others hold the GPUs, or VLLM_HOST_IP is not "
     "the address by which Ray knows the node.",
 )
@@ -331,6 +340,16 @@ says(
     strength=0.85,
     title="a worker of TensorFlow joins a group of another size or another kind of device than its own",
     why="TF_CONFIG differs between the workers, one was started twice, or one of them sees no GPU.",
+)
+says(
+    "tensorflow-session-lost",
+    "This may be due to a preemption {} a connected worker or parameter server",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.48,
+    fold="TensorFlow begins a new session",
+    title="a session of TensorFlow lost a worker or parameter server, or did not reach it",
+    why="TensorFlow tries again without end. While a session is created it is one that is not reached: its address in TF_CONFIG, or a process that is not there.",
 )
 says(
     "tensorflow-worker-restarted",

@@ -92,6 +92,26 @@ says(
     why="Now and then it is only late. If it goes on the GPU needs a reset, mostly of the whole host.",
 )
 says(
+    "device-silent-after-reset",
+    "not ready {time:int}ms after {step}; giving up",  # the kernel's PCI code
+    cause="gpu.fell-off-bus",
+    strength=0.62,
+    title="a PCIe device does not answer after it was reset ({step})",
+    why="The kernel waited a minute for it. Mostly a GPU (or an NVMe disk) that only a power cycle brings back, or one that a VM's host resets wrongly.",
+    where=lambda groups, line: not re.search(r"\b(?:nvme|mlx\d)\w* ", line),
+)
+says(
+    "gaudi-silent",
+    "habanalabs {device}: Failed to communicate with Device CPU",
+    "habanalabs {device}: Device heartbeat failed",
+    "habanalabs {device}: Failed to initialize {name}. Device is NOT usable",
+    "habanalabs {device}: Failed to initialize {name}. Device {pci} is NOT usable",
+    cause="gpu.fell-off-bus",
+    strength=0.9,
+    title="a Gaudi accelerator does not answer its driver",
+    why="The device's own processor is silent, so that the driver does not use the device. Mostly a reset or a power cycle of the host brings it back; else it is to be replaced.",
+)
+says(
     "mig-refused",
     "Failed to display GPU instances: Insufficient Permissions",
     "Failed to display compute instances: Insufficient Permissions",
@@ -261,6 +281,8 @@ says(
     "HIP error: out of memory",
     "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
+    "XPU out of memory",
+    "_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Level Zero's and SYCL's
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "OOM when allocating tensor with shape",
@@ -274,6 +296,7 @@ says(
     "NvMapMemAllocInternalTagged: {bytes:int} error 12",  # Jetson
     "is less than desired GPU memory utilization",
     "CUDA driver error: out of memory",
+    "CUresult error: 2 (out of memory)",  # torch_memory_saver
     "Triton Error [CUDA]: out of memory",
     "The memory capacity is unbalanced. Some GPUs may be occupied by other processes",
     "KV cache is needed, which is larger than the available KV cache memory",
@@ -379,6 +402,7 @@ says(
     "nvidia-smi: {}Unknown Error",
     "severity=Uncorrected (Fatal)",
     "device lost",
+    "_RESULT_ERROR_DEVICE_LOST",  # Level Zero's and SYCL's
     "NVRM: GPU {pci} is lost",
     "GPU is inaccessible",
     "Reset required",
@@ -444,4 +468,60 @@ says(
     strength=0.8,
     title="ranks of one host report the same GPU number to torch's symmetric memory",
     why="Two ranks use one GPU, or each sees its own as number 0: CUDA_VISIBLE_DEVICES is set per rank, or set_device was not called. All GPUs visible to all ranks, each with its own number, is what it needs.",
+)
+
+says(
+    "gpu-process",
+    " C {}MiB |",
+    "GPU-{}, {pid:int}, {program}, {used:int} MiB",
+    sampled=True,
+    every=True,
+    why="nvidia-smi: a process that computes on a GPU, and the memory that it has there.",
+)
+says(
+    "gpu-process-table",
+    "# gpu {}pid {}type",
+    rows=64,
+    why="The heading of nvidia-smi pmon: what part of a GPU's time each process has.",
+)
+says(
+    "process-table",
+    " PID {}PPID ",
+    rows=48,
+    why="The heading of ps, with the parent of each process.",
+)
+# Results of Level Zero (ze_api.h) and of SYCL's adapters above it (ur_api.h, before that pi.h), by their common names
+for _cause, _title, _names in (
+    ("gpu.oom", "an Intel GPU has no memory left", ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")),
+    ("sys.host-oom", "the host has no memory left for an Intel GPU's driver", ("OUT_OF_HOST_MEMORY",)),
+    ("gpu.fell-off-bus", "an Intel GPU hung and was reset, or is lost", ("DEVICE_LOST", "DEVICE_REQUIRES_RESET")),
+    ("gpu.not-visible", "no Intel GPU is visible", ("DEVICE_NOT_FOUND",)),
+    ("gpu.driver", "the driver of the Intel GPU does not start", ("UNINITIALIZED", "DEPENDENCY_UNAVAILABLE")),
+    ("sys.container", "the process may not use the Intel GPU", ("INSUFFICIENT_PERMISSIONS",)),
+):
+    says(
+        f"level-zero-{_cause}",
+        *(f"{api}_ERROR_{name}" for name in _names for api in ("ZE_RESULT", "UR_RESULT", "PI")),
+        cause=_cause,
+        strength=0.86,
+        title=_title,
+        why="The driver's own result, which SYCL, oneCCL and torch repeat.",
+    )
+says(
+    "userbuffers-refused",
+    "userbuffers-host.cpp:{line:int} in function {function:word}: CUDA Error: operation not supported",
+    cause="gpu.driver",
+    strength=0.82,
+    title="CUDA refuses the multicast memory of Transformer Engine's Userbuffers (overlap of tensor-parallel communication)",
+    why="CUDA has multicast from driver 535 on, between GPUs of one NVLink switch; UB_SKIPMC=1 goes without it, over CUDA IPC.",
+)
+says(
+    "userbuffers-without-peers",
+    "communication required for multi-GPU userbuffers",
+    "Failed, {what} error {path}userbuffers-host.cpp:",
+    cause="gpu.p2p",
+    strength=0.6,
+    title="Transformer Engine's Userbuffers (overlap of tensor-parallel communication) cannot share memory between the GPUs",
+    why="They need peer-to-peer access between all GPUs of the group, and Unix sockets between its processes (one network namespace). "
+    "Groups smaller than the host's ranks need a recent Transformer Engine.",
 )

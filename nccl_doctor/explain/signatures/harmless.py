@@ -93,6 +93,16 @@ says(
     why="DCGM's exporter or dcgmi does not reach nv-hostengine (restarted, or without a GPU's driver): monitoring has no values. Jobs do not need it.",
 )
 says(
+    "dcgm-without-profiling",
+    "Profiling is not supported for this group of GPUs",
+    "[[Profiling]] ",
+    "Failed to load module 8 [",
+    "DCGM_PROFILING_SR_{call:word} failed with",
+    "Skipping loading of module 8 in status",
+    role=H,
+    why="DCGM's metrics for profiling (DCGM_FI_PROF_*): not for this GPU, or a profiler or second exporter holds them (`dcgmi profile --pause`). Jobs do not need them.",
+)
+says(
     "dcgm-without-switches",
     "[[NvSwitch]] ReadNvSwitchStatusAllSwitches() returned",
     "[[NvSwitch]] Not attached to NvSwitches",
@@ -265,11 +275,23 @@ says(
     why="Ray Train's own helpers. They matter only where the controller itself is gone.",
 )
 says(
+    "raylet-not-found-yet",
+    "but we cannot find a local Raylet with the same address",
+    role=H,
+    why="Ray asks for its raylet while that one starts, and asks again. It matters only where an error about the node's start follows.",
+)
+says(
     "oneccl-falls-back",
     "|CCL_WARN| did not find MPI-launcher specific variables",
     "|CCL_WARN| could not get local_idx/count from environment variables",
+    "|CCL_WARN| value of CCL_{name:word} changed to be",
+    "|CCL_WARN| comm_dev_uuids is not sub-vector of node_dev_uuids",
+    "|CCL_WARN| number of result device uuids does not match number of ranks per host",
+    "|CCL_WARN| topology recognition shows PCIe connection between devices",
+    "|CCL_WARN| device_family is unknown",
+    "|CCL_WARN| pidfd is not supported, fallbacks to drmfd exchange mode",
     role=H,
-    why="oneCCL was not started by mpirun: it uses libfabric, and finds out itself which processes share a host.",
+    why="oneCCL tells what it was given and what it found: no mpirun (it uses libfabric), a mask that shows each rank its own GPU, PCIe between them.",
 )
 says(
     "port-settings-changed",
@@ -453,12 +475,14 @@ says(
 says(
     "ras-line",
     "RAS client listening socket",
+    "RAS failed to establish a client listening socket",
+    "ras/client_support.cc:{line:int} NCCL WARN Call to bind failed",
     "RAS thread",
     "RAS current socket",
     "RAS connInit hash mismatch",
     "RAS keepAlive hash mismatch",
     role=H,
-    why="NCCL's RAS service started: on by default since 2.24.",
+    why="NCCL's RAS service started: on by default since 2.24. Where another process of the host holds its port, that one answers ncclras for this host.",
 )
 _HELPER = re.compile(
     r"line \d+:\s+\d+ (?:Terminated|Killed|Hangup|Interrupt)\s+\(?(?:nohup |sudo )?\S*"

@@ -25,6 +25,27 @@ says(
     why="nvidia-smi's table: the line that names a GPU, above the one that tells its heat and power.",
     every=True,
 )
+says(
+    "asked-in-full",
+    "Gpu {}: {load:int} %",
+    "SM {}: {mhz:int} MHz",
+    "GPU Current Temp {}: {now:int} C",
+    "GPU Slowdown Temp {}: {slowdown:int} C",
+    "GPU T.Limit Temp {}: {margin:int} C",
+    sampled=True,
+    every=True,
+    why="nvidia-smi -q: a GPU's load, its clock (and below it the highest one), its heat, and how far it is from slowing down.",
+)
+says(
+    "gpu-listed",
+    "C, {} % |",
+    "C, {} W |",
+    "Mhz {}Mhz {}W {}%",
+    "C {}C {} MHz {}%",
+    sampled=True,
+    every=True,
+    why="gpustat, rocm-smi or amd-smi: a GPU's heat, load, power and clock, a line for each.",
+)
 HOT = 88  # degrees Celsius from which data-centre GPUs slow down
 says(
     "throttle",
@@ -52,6 +73,15 @@ says(
     "SW Power Cap{}: Active",
     role=Role.HARMLESS,
     why="A GPU that computes at full power lowers its clock to stay within its power limit: the normal state under dense work.",
+)
+says(
+    "slowed-by-heat",
+    "- Thermal (%){}| {percent:num}",
+    cause="gpu.thermal-power",
+    strength=0.84,
+    title="heat slowed a GPU down in {percent} % of the job's time",
+    why="dcgmi stats of a job: in what part of its time a GPU's clock was lowered for heat. Power (%) is its power limit's, as under any dense work.",
+    where=lambda groups, line: float(groups["percent"]) >= 20,
 )
 says(
     "power-limits",

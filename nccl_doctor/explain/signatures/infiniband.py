@@ -73,6 +73,16 @@ says(
     why="Status 5: the queue pair was already in error: a consequence.",
 )
 says(
+    "ib-flush-text",
+    "Work Request Flushed Error",  # rdma-core's words for status 5, as UCX and others print them
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.4,
+    fold="flushed work requests",
+    title="a connection over RDMA was already broken: its requests are flushed",
+    why="What broke it was told before, here or by the peer: its end, a retry that was exceeded, or a refused access.",
+)
+says(
     "ib-remote-error",
     *_COMPLETION,
     where=_status(9, 10, 11, 1, 2, 19, 21),
@@ -369,6 +379,7 @@ _REG = (
     "Failed to register memory",
     "fi_mr_reg failed",
     "ibv_reg_dmabuf_mr",
+    "mlx5dv_devx_umem_reg(",
     "Couldn't allocate MR with error={code:int}",  # perftest
 )
 says(
@@ -410,11 +421,12 @@ says(
     "memlock-low",
     "memlock limits are set too low",
     "limits are set too low.{}memlock",
+    "Please set max locked memory (ulimit -l) to 'unlimited' (current: {value:int} kbytes)",  # UCX
     "hfi_userinit: mmap of {what} failed: Resource temporarily unavailable",
     cause="ib.memlock",
     strength=0.86,
     title="the locked-memory limit is too small for RDMA",
-    why="Open MPI's verbs code, or PSM2, could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
+    why="Open MPI's verbs code, UCX or PSM2 could not lock the memory it needs: RLIMIT_MEMLOCK of the daemon that starts the processes counts, not your shell's.",
 )
 says(
     "memlock-value",
@@ -564,6 +576,24 @@ says(
     fold="management datagrams without an answer",
     title="a port of the fabric does not answer a management datagram ({way})",
     why="ibnetdiscover, ibqueryerrors and their kin ask each port in turn; 110 is a time-out. The numbers behind the last comma of the way are the ports that lead there: 'ibtracert' and 'smpquery -D' follow them.",
+)
+says(
+    "adapter-driver-not-loaded",
+    "Failed loading kernel module {module:word}:",  # openibd
+    "Loading Mellanox {module:word} HCA driver{}FAILED",
+    "could not insert '{module:word}'",  # modprobe
+    "could not insert module {module:word}",  # insmod
+    cause="ib.device-not-found",
+    page="ib.device-not-found.no-driver",
+    strength=0.86,
+    title="the adapter's driver cannot be loaded ({module})",
+    why="It was not built for this kernel, does not fit the other modules (a mix of MLNX_OFED and the kernel's own), Secure Boot refuses it, or another module holds the old one. dmesg says which.",
+    where=lambda groups, line: (
+        re.match(
+            r"(?:mlx[45]|ib_core|ib_uverbs|rdma_ucm|irdma|bnxt_re|efa\b|hns_roce)", groups["module"], re.IGNORECASE
+        )
+        is not None
+    ),
 )
 says(
     "verbs-abi",

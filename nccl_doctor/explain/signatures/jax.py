@@ -167,3 +167,24 @@ says(
     title="a task of the JAX job died or was started anew",
     why="The coordination service knows a task of this collective no more; that task's own lines say why.",
 )
+says(
+    "tpu-refused",
+    "TPU initialization failed: {error}",
+    "TPU initialization failed:",
+    "The TPU is already in use by process with pid {pid:int}",
+    "libtpu.so already in use by another process",
+    cause="gpu.not-visible",
+    strength=0.88,
+    title="the host's TPU cannot be used: {error}",
+    why="Another process holds it (`sudo lsof -w /dev/accel0`, or below /dev/vfio), the process may not open its device, or libtpu finds other chips than it expects.",
+)
+says(
+    "tpu-hosts-missing",
+    "Did you run your code on all TPU hosts?",
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.46,
+    fold="a TPU slice waits for its hosts",
+    title="the TPU's slice does not come up: on some of its hosts the program does not run, or has failed",
+    why="Each host of a slice must run the program. The log of a host that does not print this tells why.",
+)

@@ -7,6 +7,7 @@ import re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
+_VIRTUAL = re.compile(r"\b(?:ena|gve|virtio_net) (?:[0-9a-f]{4}:|virtio)|\((?:ena|gve|virtio_net)\)|\bENA admin")
 says(
     "adapter-firmware",
     "timeout. Will cause a leak of a command resource",
@@ -47,7 +48,28 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"mlx|bnxt|irdma|ice |efa|hwrm|assert_var|\bib\d?\b|NETDEV", line, re.IGNORECASE))
         and "err -12" not in line
+        and not _VIRTUAL.search(line)
     ),
+)
+says(
+    "virtual-adapter-stuck",
+    "transmit queue {queue:int} timed out",
+    "Found a Tx that wasn't completed on time",  # ENA, until 2.13
+    "lost tx completions is above the threshold",
+    "Lost TX completions are above threshold",
+    "is paused for too long (threshold",
+    "napi handler hasn't been called for a long time",
+    "Keep alive watchdog timeout, ",
+    "ENA admin queue is not in running state",
+    "Can not reset the device",
+    "Timeout on tx queue, {queue:int}",  # gVNIC
+    "TX timeout on queue: {queue:int}, sq: ",  # virtio
+    cause="sys.node-failure",
+    strength=0.72,
+    title="an instance's network adapter stopped sending, and its driver resets it (kernel log)",
+    why="The adapter of a cloud's instance (ENA, gVNIC, virtio) is software of its host: it stalls where the driver's interrupts get no CPU, the "
+    "driver has a bug, or the host is ill. Connections stand still for seconds; another instance, or a newer driver, mends it.",
+    where=lambda groups, line: _VIRTUAL.search(line) is not None,
 )
 says(
     "adapter-probe-failed",

@@ -19,24 +19,15 @@ says(
     why="An engine is cut into tp x pp parts when it is built: mpirun must start as many ranks, and each node show the GPUs of its part.",
 )
 _OF_A_LAUNCHER = re.compile(
-    r"\W*(?:\w*RANK|\w*WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+|PMI\w*|TORCHELASTIC_\w+)\b"
+    r"\W*(?:\w*RANK|\w*WORLD_SIZE|MASTER_(?:ADDR|PORT)|(?:SLURM|OMPI|PALS|FLUX|LSB|PBS|MV2_COMM|TORCHELASTIC)_\w+|"
+    r"PMI\w*|MPI_LOCALRANKID|NNODES|COORDINATOR_\w+|TF_CONFIG)\b"
 )
 says(
     "env-missing",
     "environment variable {name:word} expected, but not set",
     "Error initializing torch.distributed using env:// rendezvous",
     "environment variable {name:word} is not set",
-    "KeyError: 'LOCAL_RANK'",
-    "KeyError: 'RANK'",
-    "KeyError: 'WORLD_SIZE'",
-    "KeyError: 'MASTER_ADDR'",
-    "KeyError: 'MASTER_PORT'",
-    "KeyError: 'SLURM_PROCID'",
-    "KeyError: 'SLURM_LOCALID'",
-    "KeyError: 'SLURM_NTASKS'",
-    "KeyError: 'SLURM_JOB_NODELIST'",
-    "KeyError: 'OMPI_COMM_WORLD_RANK'",
-    "KeyError: 'LOCAL_WORLD_SIZE'",
+    "KeyError: '{name:word}'",
     "MASTER_ADDR environment variable is not set",
     "RANK is not set",
     "is not running under torchrun",
@@ -49,6 +40,9 @@ says(
     "Port is absent in endpoint",
     "ndpoint is missing in endpoint",
     "port is missing in endpoint",
+    "coordinator_address should be defined",  # of jax.distributed.initialize, as the next two
+    "Number of processes must be defined",
+    "The process id of the current process must be defined",
     cause="launch.env-missing",
     strength=0.97,
     title="the launcher's variables are missing (RANK, WORLD_SIZE, MASTER_ADDR...)",
@@ -139,11 +133,17 @@ says(
     "joined-too-many",
     "(world_size={world:int}, worker_count={joined:int}",
     "(world_size={world:int}, num_workers_joined={joined:int}",
-    cause="launch.world-size",
-    strength=0.8,
-    title="more processes came to the store than the group has ranks, {joined} for {world}: each was told a world size of its own, or another job uses this port",
+    role=Role.SYMPTOM,
+    fold="more processes than ranks",
     why="Processes that are started one by one, without a launcher, each with WORLD_SIZE=1; two jobs with one MASTER_PORT; or a store that outlived a restart.",
     where=lambda groups, line: _more_than_the_world(line),
+)
+says(
+    "workers-restarted",
+    "attempts left; will restart worker group",
+    "restart_count={restarts:int}",
+    why="torchrun starts its workers again: the attempt before had failed.",
+    where=lambda groups, line: groups.get("restarts") != "0",
 )
 says(
     "rdzv-timeout",
@@ -200,6 +200,10 @@ says(
     "slurm-wireup",
     "pmixp_coll_ring_reset_if_to: {what}collective timeout",
     "pmixp_coll_tree_reset_if_to: {what}collective timeout",
+    "No process controlled by this slurmstepd is involved in this collective",
+    "unexpected contrib from {}, expected is",
+    "Unexpected collective type={} from node",
+    "mpi/pmix{version:word} {}bad collective seq. #",
     "PMK_KVS_Barrier duplicate request from task {task:int}",
     cause="launch.rdzv",
     strength=0.62,

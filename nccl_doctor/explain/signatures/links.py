@@ -23,7 +23,8 @@ says(
 says(
     "pcie-table",
     "pcie.link.width.current",
-    why="nvidia-smi was asked for the lanes of the GPUs' PCIe links; below the heading (or the command) a row for each.",
+    "pcie.link.gen.",
+    why="nvidia-smi was asked for the lanes, or the generation, of the GPUs' PCIe links; below the heading (or the command) a row for each.",
     where=lambda groups, line: "," in line,
     rows=24,
 )
@@ -42,11 +43,13 @@ says(
     why="mlxlink: bit errors that are left after forward error correction, since the counters were cleared.",
     where=lambda groups, line: BIT_ERRORS.search(line) is not None and "Link " not in line,  # that of an NVLink
 )
+RECOVERED = re.compile(r"LinkErrorRecoveryCounter(?: == |:\.+)(\d{1,9})\b")
 says(
     "fabric-errors",
-    "[LinkErrorRecoveryCounter == {recovered:int}]",
-    "[SymbolErrorCounter == {symbols:int}]",
-    why="ibqueryerrors: a port's counters since they were cleared.",
+    "[LinkErrorRecoveryCounter == ",
+    "[SymbolErrorCounter == ",
+    "LinkErrorRecoveryCounter:.",
+    why="ibqueryerrors, perfquery: a port's counters since they were cleared.",
 )
 DROPS = re.compile(r"\b(out_of_sequence|packet_seq_err|rx_discards_phy|rx_out_of_buffer)\W{1,24}(\d+)")
 says(
@@ -59,6 +62,78 @@ says(
     where=lambda groups, line: any(int(count) > MANY for _, count in DROPS.findall(line)),
 )
 MANY = 100_000  # packets: retransmissions that cost speed; adaptive routing and old trouble make some
+says(
+    "flow-control",
+    "enabled ",
+    why="mlnx_qos: for which of the eight priorities a port has flow control (PFC).",
+    where=lambda groups, line: re.search(r"\benabled(?:\s+[01]){8}\s*$", line) is not None,
+    sampled=True,
+)
+RESENT = re.compile(r"(\d+) segments retrans|TcpRetransSegs\s+(\d+)|\bretrans:\d+/(\d+)")
+SENT = re.compile(r"(\d+) segments sen[dt] out|TcpOutSegs\s+(\d+)|\bsegs_out:(\d+)")
+says(
+    "tcp-counters",
+    " segments ",
+    "TcpRetransSegs ",
+    "TcpOutSegs ",
+    "segs_out:",
+    sampled=True,
+    every=True,
+    why="netstat -s, nstat or ss -ti: how many segments TCP sent, and how many of them again.",
+    where=lambda groups, line: (RESENT.search(line) or SENT.search(line)) is not None,
+)
+says(
+    "interface-load",
+    " IFACE {}%ifutil",
+    rows=24,
+    every=True,
+    why="The heading of sar -n DEV: what each interface carries, and what part of its rate that is.",
+)
+says(
+    "port-lanes",
+    "Width {}: {lanes:int}x",
+    "active_width:{}X (",
+    sampled=True,
+    every=True,
+    why="mlxlink or ibv_devinfo: with how many lanes a port came up.",
+)
+says(
+    "port-speed",
+    "Speed {}: IB-{speed:word}",
+    "active_speed:{}bps (",
+    sampled=True,
+    every=True,
+    why="mlxlink of InfiniBand, or ibv_devinfo: the rate of one lane, or of the port.",
+)
+says(
+    "copy-matrix",
+    "CPU(row) {}GPU(column) bandwidth (GB/s)",
+    "GPU(row) {}GPU(column) bandwidth (GB/s)",
+    rows=20,
+    every=True,
+    why="nvbandwidth: what each GPU exchanges with the host, or with each other GPU.",
+)
+says(
+    "copy-test",
+    "Transfer Size (Bytes){}Bandwidth(GB/s)",
+    rows=1,
+    every=True,
+    why="CUDA's bandwidthTest: what a GPU exchanges with the host.",
+)
+says(
+    "pause-storm",
+    # SONiC (orchagent/pfcwdorch.cpp) and its `show pfcwd stats`
+    "PFC Watchdog detected PFC storm on port {port:word}",
+    "Ethernet{port:int}:{queue:int} {}stormed",
+    "Got PFC {frames:int} frame(s) on lossy queue {queue:int} port {port:word}",
+    "tx_pause_storm_error_events: {count:int}",  # ethtool -S of mlx5
+    cause="ib.retry-exceeded",
+    strength=0.7,
+    title="a switch or adapter reports a storm of PFC pause frames: RoCE traffic of that queue is held, then dropped",
+    why="A host that takes its packets too slowly, or hangs, has its port send pause frames without end; a switch's watchdog then drops the lossless "
+    "queue. On a queue that is lossy here, the two ends count different priorities as lossless.",
+    where=lambda groups, line: groups.get("count") != "0",
+)
 says(
     "perftest-table",
     "BW average[{unit}]",

@@ -43,6 +43,16 @@ says(
     where=lambda groups, line: "errno: 97" not in line,
 )
 says(
+    "connect-attempt-lost",
+    "The server socket on {address} has timed out, will retry",
+    role=Role.SYMPTOM,
+    cause="net.firewall",
+    strength=0.46,
+    fold="connection attempts that nobody answers",
+    title="nothing comes back from {address}: a firewall drops what is sent there, or the address is none of the master's",
+    why="c10d tells a refused attempt in other words (is not yet listening): here the packets were lost.",
+)
+says(
     "rdzv-connection",
     "The connection to the C10d store has failed",
     "RendezvousConnectionError",
@@ -91,7 +101,9 @@ says(
     strength=0.96,
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
-    where=lambda groups, line: re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)", line) is None,
+    where=lambda groups, line: (
+        re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)|\bras/client_support\.cc:", line) is None
+    ),
 )
 says(
     "port-reserved",

@@ -227,6 +227,25 @@ says(
     where=lambda groups, line: _IMEX.search(line) is not None,
 )
 says(
+    "imex-memory",
+    "ailed to get export ref for UUID",
+    "import response from node id {peer:int} with failure status",
+    "ailed to get new memory reference with rc",
+    cause="gpu.imex",
+    strength=0.9,
+    title="the IMEX daemon cannot hand memory of this node to another one",
+    why="A process on another node asked for memory that is exported here, and the daemon could not look it up: the exporter has ended, or a daemon "
+    "was restarted under the job.",
+)
+says(
+    "nvbandwidth-between-nodes",
+    "] {error} in expression {call} in MultinodeMemoryAllocation",
+    cause="gpu.imex",
+    strength=0.72,
+    title="nvbandwidth cannot share GPU memory between the nodes: they have no common NVLink domain, or IMEX gives it no channel",
+    why="Its multinode tests go over multi-node NVLink alone (GB200 NVL72 and the like): nodes that are connected by InfiniBand or Ethernet only fail them.",
+)
+says(
     "compute-domain-waits",
     "error asserting ComputeDomain Ready",
     "IMEX daemon not ready: {answer}",

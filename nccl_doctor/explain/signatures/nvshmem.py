@@ -144,6 +144,26 @@ says(
     why="Its normal mode counts on 8 GPUs in each host: a buffer for RDMA with 8 or fewer ranks is refused.",
 )
 says(
+    "deepep-ranks",
+    "'false and \"Unsupported ranks\"'",
+    "'false and \"Unsupported RDMA ranks\"'",
+    "Unsupported number of EP ranks: {ranks:int}",
+    cause="launch.world-size",
+    strength=0.88,
+    title="DeepEP has no kernels for this number of ranks or hosts",
+    why="They are compiled for fixed numbers: 2, 4 or 8 ranks in one host, and 2, 3, 4, 6, 8, 12, 16, 18 or 20 hosts of 8 ranks (July 2026; older releases know fewer).",
+)
+says(
+    "deepep-device-assert",
+    "Assertion failed: {place}, condition: {condition}",
+    role=Role.SYMPTOM,
+    cause="gpu.illegal-access",
+    strength=0.44,
+    fold="assertions of a kernel of DeepEP or DeepGEMM",
+    title="a kernel's own assertion failed on the GPU: {condition}",
+    why="It says what the kernel found, not who brought it there: a rank that failed or was left out, other arguments on another rank, or data that arrived in another order than the kernel counts on (adaptive routing).",
+)
+says(
     "openshmem-transport",
     "] ERROR: Transport init failed",
     "] ERROR: transport_none.h:{line:int}: shmem_transport",

@@ -76,6 +76,26 @@ says(
     where=lambda groups, line: bool(re.search(r"rror|ail|WARN", line)) and not _BETWEEN_PROCESSES.search(line),
 )
 says(
+    "custom-all-reduce",
+    "custom_all_reduce.cu{}'invalid argument'",
+    "custom_all_reduce.cu{}'invalid resource handle'",
+    "custom_all_reduce.cu{}'resource already mapped'",
+    cause="gpu.p2p",
+    page="gpu.p2p.beside-nccl",
+    strength=0.84,
+    title="vLLM's or SGLang's own all-reduce cannot open the memory of another GPU",
+    why="cudaIpcGetMemHandle knows no memory of expandable segments; cudaIpcOpenMemHandle needs peers that see each other's GPU.",
+)
+says(
+    "no-multicast",
+    "Device does not support multicasting",
+    "requires multicast support",
+    cause="sw.nccl-bug",
+    strength=0.66,
+    title="an all-reduce that needs NVLink multicast (NVLS) was chosen for GPUs that have none",
+    why="Only GPUs behind an NVSwitch since Hopper have it. FlashInfer, TensorRT-LLM and torch's symmetric memory should fall back without: newer versions do, in older ones that kernel is switched off (vLLM: fuse_allreduce_rms in its pass_config).",
+)
+says(
     "too-many-peers",
     "peer mapping resources exhausted",
     "cudaErrorTooManyPeers",

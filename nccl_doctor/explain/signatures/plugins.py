@@ -291,7 +291,9 @@ says(
     where=lambda groups, line: (
         re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
         and not re.search(
-            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm", line
+            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm|"
+            r"Request Flushed|WR flushed",
+            line,
         )
         and not _PEER_GONE.search(line)
     ),
@@ -396,11 +398,62 @@ says(
     why="The provider that Charm++ prints at its start (Charm++>ofi> provider) refused a call.",
 )
 says(
+    "ucx-device-pointer",
+    "Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.62,
+    title="UCX, or the MPI above it, read GPU memory as if it were the host's",
+    why="The address is mapped, but the CPU may not read it: mostly a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
+)
+says(
+    "oneccl-variable",
+    "set CCL_{setting:word} explicitly",
+    "CCL_{name:word}: unexpected value: {value}, expected values:",
+    cause="env.bad-nccl-var",
+    strength=0.88,
+    title="oneCCL refuses a variable's value, or lacks one that this launcher makes necessary",
+    why="oneCCL names the variable itself; without mpirun it knows neither the processes of the host nor how they share memory.",
+)
+says(
+    "oneccl-devices",
+    "ze_fd_manager.cpp:{line:int} {step:word}: ",
+    cause="sys.container",
+    strength=0.8,
+    title="oneCCL cannot open the GPUs' files in /dev/dri, or hand them to its neighbours ({step})",
+    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks that "
+    "directory (--device /dev/dri -v /dev/dri/by-path:/dev/dri/by-path) or the right to pidfd_open and ptrace.",
+)
+says(
     "oneccl-error",
     "|CCL_ERROR| {error}",
+    "oneCCL: {place}EXCEPTION: {error}",
     cause="net.plugin",
     page="net.plugin.transport",
     strength=0.6,
     title="oneCCL (Intel's collectives) reports an error: {error}",
     why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
+)
+says(
+    "oneccl-device-files",
+    "fill_device_fds: {error}",
+    "init_device_fds: {error}",
+    "init_device_bdfs: {error}",
+    cause="sys.container",
+    strength=0.84,
+    title="oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
+    why="It exchanges memory handles over /dev/dri/by-path/*-render: the container was given some of /dev/dri only, or the user is not in the group render. With CCL_ZE_IPC_EXCHANGE=pidfd it does without (Linux 5.6, CAP_SYS_PTRACE).",
+    where=lambda groups, line: "CCL_ERROR" in line or "EXCEPTION" in line,
+)
+says(
+    "level-zero-ipc",
+    "ze error at zeMemOpenIpcHandle",
+    "ze error at zeMemGetIpcHandle",
+    "ze error at zeMemPutIpcHandle",
+    cause="gpu.p2p",
+    page="gpu.p2p.beside-nccl",
+    strength=0.84,
+    title="a GPU cannot open the memory of another one (Level Zero IPC)",
+    why="Intel's driver refuses the handle: kernel and compute runtime do not support it for these GPUs, the peer's GPU is hidden by ZE_AFFINITY_MASK, or the ranks share neither /dev/dri nor a PID namespace.",
+    where=lambda groups, line: "OUT_OF_" not in line,
 )

@@ -70,6 +70,44 @@ says(
     why="Slurm could not join the mount name space that the job got on this node: slurmd was restarted, or the prolog failed there.",
 )
 says(
+    "slurm-cgroup",
+    # src/plugins/cgroup and src/interfaces/cgroup.c of Slurm 25.11
+    "/sys/fs/cgroup/{file}' failed: {error}",
+    "unable to add pids to '/sys/fs/cgroup",
+    "slurmstepd: error: {}nable to create {}cgroup",
+    "slurmstepd: error: {}nable to instantiate {}cgroup",
+    "nable to move stepd pid to its dedicated cgroup",
+    "slurmstepd scope could not be set",
+    "cannot setup the scope for",
+    "cgroup namespace '{name:word}' not mounted. aborting",
+    "cgroup filesystem not mounted in /sys/fs/cgroup",
+    "failure enabling {kind:word} enforcement",
+    "Cannot enable subtree_control at the top level",
+    "cannot initialize cgroup directory for stepds",
+    cause="sys.container",
+    page="sys.container.cgroup",
+    strength=0.8,
+    title="Slurm cannot put the step into a cgroup on its node",
+    why="Slurm's plugin for cgroups (v1 or v2) does not find the hierarchy that it set up: the step does not start there, or runs without its limits.",
+    where=lambda groups, line: "slurm" in line,
+)
+says(
+    "slurm-pmix-connect",
+    # src/plugins/mpi/pmix of Slurm 25.11: `mpi/pmix_vN: FUNCTION: HOST [NODE]: FILE:LINE: MESSAGE`
+    "mpi/pmix{version:word} {}Cannot establish ",
+    "mpi/pmix{version:word} {}Unable to connect to",
+    "mpi/pmix{version:word} {}Was unable to wait for the parent",
+    "mpi/pmix{version:word} {}exceeded the retry limit",
+    "mpi/pmix{version:word} {}Cannot send {}to ",
+    "mpi/pmix{version:word} {}UCX send request failed",
+    "mpi/pmix{version:word} {}Connection failed from",
+    cause="net.firewall",
+    strength=0.7,
+    title="Slurm's daemons on the job's nodes cannot connect to each other for PMIx",
+    why="The slurmstepds of a step connect to each other on ports chosen anew (over UCX, where PMIxDirectConnUCX asks for it): a firewall between "
+    "the nodes, a name that leads elsewhere, or a node that is gone. SLURM_PMIX_DIRECT_CONN=false lets them go over slurmd's port.",
+)
+says(
     "sinfo-node-down",
     "down*{}Not responding",
     cause="sys.node-failure",
@@ -159,13 +197,19 @@ says(
     why="Without device files (or AutoDetect=nvml) Slurm sets no CUDA_VISIBLE_DEVICES.",
 )
 says(
-    "slurm-low-memory",
+    "slurm-node-too-small",
     "has low real_memory size",
     "Low RealMemory",
+    "has low cpu count",
+    "Low CPUs",
+    "ow socket*core*thread",
+    "has low tmp_disk size",
+    "Low TmpDisk",
+    "State={}INVALID_REG",  # scontrol show node
     cause="sys.node-failure",
     strength=0.7,
-    title="a node has less memory than slurm.conf says: Slurm takes it out of service",
-    why="A memory module failed or was taken out, or RealMemory= is more than the kernel leaves.",
+    title="a node has less memory, CPUs or disk than slurm.conf says, or other ones: Slurm takes it out of service",
+    why="A memory module failed, threads were switched off, or the node's line in slurm.conf says more than `slurmd -C` prints there.",
 )
 says(
     "slurm-node-described-otherwise",

@@ -213,6 +213,7 @@ says(
     "nccl-not-loaded",
     "Unable to load NCCL library",  # XLA: JAX and TensorFlow
     "Failed to load NCCL library from {path}",  # vLLM
+    "You may need to install '{name}ccl{}' from {vendor} official website",  # Paddle
     cause="sw.library-conflict",
     strength=0.8,
     title="the program finds no libnccl that it can load",
@@ -314,8 +315,8 @@ says(
 )
 says(
     "cumem-refused",
-    "NCCL WARN Cuda failure {code:int} '{error}'",
-    "NCCL WARN Cuda failure '{error}'",
+    "Cuda failure {code:int} '{error}'",  # torch repeats it below "Last error:"
+    "Cuda failure '{error}'",
     role=Role.SYMPTOM,
     cause="gpu.driver",
     strength=0.4,
@@ -341,6 +342,7 @@ says(
 says(
     "cuda-call",
     "CUDA error: {error}",
+    "CUDA Error: {error}",  # Transformer Engine
     "CUDA driver error: {error}",
     "cudaError{name:word}",
     "CUDA_ERROR_{name:word}",
@@ -391,6 +393,17 @@ says(
         and bool(re.search(r"[ (`]nccl[A-Z_]\w*(?:\s*[(+<]|\) ?\[0x|\s*$)", line))
         and "watchdog" not in line.lower()
     ),
+)
+says(
+    "paddle-install-check",
+    "some problem with multiple GPU",
+    "PaddlePaddle meets some problem with",
+    role=Role.SYMPTOM,
+    cause="sw.library-conflict",
+    strength=0.42,
+    fold="Paddle's install check",
+    title='Paddle\'s install check (run_check) works on one GPU and not on several: its "Original Error" says why',
+    why="It lists what it can be (GPUs hidden or busy, a wrong NCCL) whatever happened.",
 )
 says(
     "torch-bug",

@@ -38,7 +38,10 @@ says(
     "ast enqueued NCCL work: {enqueued:int}, last completed NCCL work: {completed:int}",
     "PG status: last enqueued work: {enqueued:int}, last completed work: {completed:int}",
     role=S,
+    cause="app.straggler-timeout",
+    strength=0.3,
     fold="watchdog status",
+    title="a rank's watchdog gave up waiting for a collective: a rank did not arrive, or the data did not",
     why="Where this rank stood: what it had enqueued and completed.",
 )
 says(
@@ -501,9 +504,20 @@ says(
     why="Triton's own line on the model, or its table's row, says why; what the backend printed stands before it.",
 )
 says(
+    "ray-terminated",
+    "The process receives a SIGTERM",
+    role=S,
+    cause="launch.killed",
+    strength=0.46,
+    fold="Ray's workers were told to end",
+    title="a worker of Ray was told to end (SIGTERM)",
+    why="The raylet says which signal came, not who sent it: the driver's end or ray stop, the scheduler, or Ray's memory monitor.",
+)
+says(
     "ray-vanished",
     "Worker unexpectedly exits with a connection error code 2. End of file",
     "Worker proc {name:word} died unexpectedly, shutting down executor",  # vLLM
+    "Engine core proc {name:word} died unexpectedly, shutting down client",
     role=S,
     cause="sys.host-oom",
     strength=0.42,

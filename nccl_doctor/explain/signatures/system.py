@@ -71,7 +71,7 @@ says(
 )
 says(
     "too-many-files",
-    "Too many open files",
+    "oo many open files",
     "EMFILE",
     "received 0 items of ancdata",
     "Errno 24",
@@ -94,7 +94,7 @@ says(
     "cgroup: fork rejected by pids controller",
     "RLIMIT_NPROC",
     "system limit exceeded on number of processes that can be started",  # Open MPI
-    "Resource temporarily unavailable",
+    "esource temporarily unavailable",
     cause="sys.threads",
     strength=0.93,
     title="no more threads or processes can be created (EAGAIN)",
@@ -155,6 +155,7 @@ says(
     "exceeds memory limit",
     "Detected {count:int} oom",
     "OOM Killed",
+    "runtime.OOMController",  # Talos's own
     "OOM killed",
     "exceeded virtual memory limit",
     "Out Of Memory",
@@ -164,7 +165,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
@@ -250,7 +251,7 @@ says(
 # --- disks and file systems
 says(
     "disk-full",
-    "No space left on device",
+    "o space left on device",
     "isk quota exceeded",
     "ENOSPC",
     "file write failed",
@@ -312,18 +313,18 @@ says(
     why="A function of the GPU's driver in a kernel stack.",
 )
 # Names that also stand in lines of a sound mount
-_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph")
+_FILE_SYSTEM = re.compile("mmfs|GPFS|WekaFS|libceph|ceph: mds")
 _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
 )
 says(
     "fs-trouble",
-    "Stale file handle",
+    "tale file handle",
     "nfs: server {server} not responding",
     "not responding, still trying",
-    "Input/output error",
-    "Transport endpoint is not connected",
+    "nput/output error",
+    "ransport endpoint is not connected",
     "LustreError",
     "Lustre: {}was evicted",
     "soft lockup",
@@ -335,8 +336,6 @@ says(
     "I/O error",
     "mmfs",
     "GPFS",
-    "EXT4-fs error",
-    "XFS {}: {}error",
     "Errno 5]",
     "Errno 116",
     "Connection to {} (at {}) was lost; in progress operations using this service",
@@ -344,22 +343,15 @@ says(
     "Host is down",
     "Errno 107",
     "Errno 121",
-    "ceph: mds{}hung",
+    "ceph: mds",
     "libceph",
-    "nvme nvme{}: controller is down",
-    "nvme nvme{}timeout, aborting",
-    "nvme nvme{}: Removing after probe failure",
-    "Remounting filesystem read-only",
-    "medium error, dev ",
-    "Shutting down filesystem",
-    "Disk failure on {disk:word}",
     "beegfs: disabled connection",
     "Disk lease period expired ",  # GPFS
     "unmounted by the system",
     "No locks available",
     "Errno 37]",
     "nable to lock file",
-    "Read-only file system",
+    "ead-only file system",
     "Errno 30]",
     "Text file busy",
     "Device or resource busy: '.nfs",
@@ -373,7 +365,6 @@ says(
     "filelock{}Timeout",
     "Lock {} could not be acquired",
     "Timeout: The file lock",
-    "Structure needs cleaning",
     "Errno 74]",
     "nfs4_reclaim",
     "NFS: state manager",
@@ -395,6 +386,55 @@ says(
     ),
 )
 
+says(
+    "disk-fails",
+    # Linux: drivers/nvme/host/pci.c and core.c, block/blk-core.c, and the file systems' own words; read 2026-11
+    "nvme nvme{}: controller is down",
+    "nvme nvme{}timeout, aborting",
+    "nvme nvme{}timeout, reset controller",
+    "nvme nvme{}timeout, disable controller",
+    "nvme nvme{}Device not ready; aborting",
+    "nvme nvme{}: Removing after probe failure",
+    "nvme nvme{}: Disabling device after reset failure",
+    "medium error, dev ",
+    "critical target error, dev ",
+    "rejecting I/O to offline device",
+    "I/O error, dev {disk:word}, sector",
+    "uffer I/O error on dev",
+    "Disk failure on {disk:word}",  # md
+    "EXT4-fs error",
+    "EXT4-fs ({disk:word}): Remounting filesystem read-only",
+    "Aborting journal on device",
+    "XFS {}: {}error",
+    "XFS ({disk:word}): {}Shutting down filesystem",
+    "Structure needs cleaning",
+    cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.disk",
+    strength=0.82,
+    title="a disk of the host, or the file system on it, fails",
+    why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
+)
+says(
+    "storage-cluster-unwell",
+    # Ceph's health checks, in its log and of `ceph health detail` (docs.ceph.com, health checks; read 2026-11)
+    " slow ops, oldest one blocked for",
+    "slow metadata IOs",
+    " osds down",
+    " osds) down",
+    "failing to respond to capability release",
+    "filesystem is degraded",
+    "filesystem is offline",
+    "Reduced data availability: ",
+    # Gluster's client
+    "All subvolumes are down. Going offline",
+    "has not responded in the last {seconds:int} seconds, disconnecting",
+    "Client-quorum is not met",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.72,
+    title="the storage cluster (Ceph, Gluster) is not well: reads and writes wait for it",
+    why="Its own log says that servers are down or do not answer in time. Files there are the ones that programs wait for; without it their own lines tell.",
+    where=lambda groups, line: not re.search(r"cleared:| 0 (?:slow ops|osds)", line),
+)
 says(
     "clock-refused",
     "RequestTimeTooSkewed",
@@ -434,8 +474,6 @@ says(
     "pidfd_open",
     "ptrace: Operation not permitted",
     'operation="ptrace"',
-    "/sys/fs/cgroup/{file}' failed: ",
-    "unable to add pids to '/sys/fs/cgroup",
     cause="sys.container",
     strength=0.78,
     title="the container's restrictions get in the way",
@@ -603,6 +641,15 @@ says(
             r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
         )
     ),
+)
+says(
+    "enroot-lacks-program",
+    "[ERROR] Command not found: {program:word}",
+    cause="sys.container",
+    page="sys.container.not-started",
+    strength=0.66,
+    title="enroot needs the program {program}, which is not installed on the host",
+    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and curl, jq and zstd fetch it.",
 )
 says(
     "container-name-taken",

@@ -13,6 +13,23 @@ says(
     every=True,
 )
 says(
+    "timers-of-each-rank",
+    "times across ranks (ms):",
+    why="The heading of Megatron's timers with --timing-log-option all: what each rank needed for each part of a step.",
+    where=lambda groups, line: "(min, max)" not in line,
+    rows=320,
+    every=True,
+)
+says(
+    "data-share",
+    "train_dataloader_next ",
+    "].train_next ",
+    "get_train_batch ",
+    "enumerate(DataLoader)#{}%",
+    sampled=True,
+    why="A profile (Lightning's, torch.profiler's): what share of the time the loop waited for its next batch.",
+)
+says(
     "comms-straggler",
     "Total straggler(ms)",
     why="The heading of DeepSpeed's comms summary with stragglers: what a call needed, and what of it was waiting for the last rank.",

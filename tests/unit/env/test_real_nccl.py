@@ -23,7 +23,7 @@ from nccl_doctor.env.recommend_model import HostNeeds, Line, Purpose
 from nccl_doctor.env.socket_interface import nccl_bootstrap
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine
 from nccl_doctor.findings.model import EnvAdvice
-from nccl_doctor.report.env import advice_conf
+from nccl_doctor.report.env.advice import advice_conf
 
 _SPEC = importlib.util.spec_from_file_location("ask_nccl", Path(__file__).parents[2] / "tools" / "ask_nccl.py")
 assert _SPEC and _SPEC.loader

@@ -18,7 +18,7 @@ from nccl_doctor.env.interface_advice import Attempt
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.env.recommend_model import Advice, FabricPort, HostNeeds, Note, Purpose
 from nccl_doctor.facts.interfaces import Address, ConfFile, ConfLine, Device, Interfaces
-from nccl_doctor.report import env as report
+from nccl_doctor.report.env import advice as report
 
 V4V2 = GidEntry(3, "0000:0000:0000:0000:0000:ffff:0a00:0001", 2)
 TABLE = (

@@ -30,7 +30,7 @@ from nccl_doctor.bench.tune import (
     usual_candidates,
 )
 from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
-from nccl_doctor.report.env import tuning_json, tuning_text
+from nccl_doctor.report.env.tuning import tuning_json, tuning_text
 from nccl_doctor.transport.base import ConnectOptions
 
 KEYS = [("allreduce", 1 << size) for size in range(16, 24)]

@@ -141,6 +141,8 @@ KNOWN = {
     ),
     ("indented", "traceback-only-in-elastic-table"),
     ("unknown", "nvlinks-in-the-matrix-are-forbidden"),  # a table's rows behind a prefix
+    ("unknown", "one-host-multiplies-slowly"),
+    ("unknown", "one-host-writes-slowly-in-a-list"),
     ("unknown", "sweep-whose-runs-all-fail"),  # settings behind a prefix
     ("unknown", "tasks-that-all-take-themselves-for-rank-0"),
 }

@@ -717,11 +717,229 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "n1:1:1 [0] NCCL INFO Bootstrap : Using [0]docker0:172.17.0.1<0>\nn2:1:1 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.2<0>\n"
             "n2:1:1 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40000> failed : No route to host",
         ),
+        (
+            "oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
+            "2026:02:03-08:00:01:(  71) |CCL_WARN| pidfd is not supported, fallbacks to drmfd exchange mode\n"
+            "2026:02:03-08:00:01:(  71) |CCL_ERROR| ze_fd_manager.cpp:214 fill_device_fds: condition fds[dev_idx] > 0 failed\n"
+            "open failed: fd: -1, errno: No such file or directory",
+        ),
+        (
+            "a GPU cannot open the memory of another one (Level Zero IPC)",
+            "RuntimeError: oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_INVALID_ARGUMENT",
+        ),
+        (
+            "a GPU ran out of memory",
+            "RuntimeError: oneCCL: ze_call.cpp:43 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        ),
+        (
+            "oneCCL (Intel's collectives) reports an error: can not open network providers",
+            "RuntimeError: oneCCL: atl_ofi_comm.cpp:88 init_transport: EXCEPTION: can not open network providers",
+        ),
+        (
+            "a GPU is gone or needs a reset",
+            "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+        ),
+        (
+            "vLLM's or SGLang's own all-reduce cannot open the memory of another GPU",
+            "Failed: Cuda error /build/csrc/custom_all_reduce.cuh:512 'invalid argument'",
+        ),
+        (
+            "an all-reduce that needs NVLink multicast (NVLS) was chosen for GPUs that have none",
+            "[rank1]: RuntimeError: [McastDeviceMemory] Device does not support multicasting.",
+        ),
+        (
+            "UCX, or the MPI above it, read GPU memory as if it were the host's",
+            "[gpu7:8812:0:8812] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f2a40000000)\n"
+            "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]",
+        ),
+        (
+            "Mooncake's TCP transport was given GPU memory, which its build does not know",
+            "E0203 08:00:01.120000  812 tcp_transport.cpp:136] Session::writeBody failed. Error: Bad address (value: 14), total_transferred_bytes_: 0",
+        ),
+        (
+            "an NPU's network port is down",
+            "[rank4]: EI0009: [PID: 812] Device 4 transport init error. Reason: The network port is down.",
+        ),
+        (
+            "HCCL could not allocate memory of an NPU",
+            "EI0007: [PID: 812] Failed to allocate resource DeviceMemory with info size:1073741824. Reason: Resources are exhausted.",
+        ),
+        (
+            "peer-to-peer between the NPUs of a host fails",
+            "EI0010: [PID: 812] P2P communication failed. Reason: no link between devices 0 and 4.",
+        ),
+        (
+            "HCCL cannot listen on its port: another process, mostly of an earlier job, holds it",
+            "EI0020: [PID: 812] Failed to enable listening for the NPU network adapter socket. Reason: the port is taken.",
+        ),
+        (
+            "DeepEP has no kernels for this number of ranks or hosts",
+            "RuntimeError: Failed: Assertion error /w/csrc/kernels/internode.cu:328 'false and \"Unsupported RDMA ranks\"'",
+        ),
+        (
+            "Ray has no GPU for vLLM on the node that drives it",
+            "ValueError: Current node has no GPU available. current_node_resource={'node:10.0.0.8': 1.0, 'CPU': 112.0}. vLLM engine cannot start without GPU.",
+        ),
+        (
+            "Ray's cluster, or the placement group, has fewer free GPUs or nodes than the job asks for",
+            "(LLMRayActor pid=14) ValueError: placement group bundle index 6 is invalid. Valid placement group indexes: 0-4",
+        ),
+        (
+            "CUDA could not initialise",
+            "(RayWorkerVllm pid=8) INFO 04-05 09:23:34 pynccl_utils.py:45] vLLM is using nccl==2.18.1\n"
+            "(RayWorkerVllm pid=9) ncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "(RayWorkerVllm pid=9) Last error:\n(RayWorkerVllm pid=9) Cuda failure 'initialization error'",
+        ),
+        (
+            "memory could not be registered with the adapter: the locked-memory limit is too small",
+            "UCX  ERROR mlx5_0: mlx5dv_devx_umem_reg(size=131072 access=0x0) failed: Cannot allocate memory",
+        ),
+        (
+            "the locked-memory limit is too small for RDMA",
+            "allocate memory : Please set max locked memory (ulimit -l) to 'unlimited' (current: 8192 kbytes)",
+        ),
+        (
+            "a GPU ran out of memory",
+            "(SGLangHttpServer pid=25) [torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=194",
+        ),
+        (
+            "HCCL refuses a variable, an argument or the rank table",
+            "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
+        ),
     ],
 )
 def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.CAUSE_FOUND, title)
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (
+            "app.straggler-timeout",
+            "(ApiServer_0 pid=8) TimeoutError: Timed out waiting for engines to sendinitial message on input socket.",
+        ),
+        (
+            "gpu.illegal-access",
+            "Assertion failed: /mnt/fs/DeepEP/csrc/kernels/internode_ll.cu:259, condition: num_recv_tokens != 0",
+        ),
+        (
+            "net.peer-lost",
+            "E0203 08:06:26.7    43 nixl_agent.cpp:866] createXferReq: metadata for remote agent 'a7' not found",
+        ),
+        (
+            "net.peer-lost",
+            "[178.8] [gpu7:537  :1]  srd_iface.c:221  UCX  ERROR send completion[0] with error on rdmap132s0/0x55: Work Request Flushed Error, vendor_err 0x1",
+        ),
+        (
+            "sys.host-oom",
+            "ERROR 01-29 08:37:48 [core_client.py:564] Engine core proc EngineCore_DP1 died unexpectedly, shutting down client.",
+        ),
+        (
+            "launch.killed",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR "
+            "Worker exit detail: Worker exits unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. The process receives a SIGTERM.",
+        ),
+        (
+            "ib.qp-connect",
+            "EI0009: [PID: 8] Transport init error. Reason: [Create][DestLink]Create Dest error! createLink para:rank[1], dst_rank[0]",
+        ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/j/train.py", line 8, in step\n    dist.all_reduce(total)\n'
+            '  File "/v/torch/distributed/distributed_c10d.py", line 2806, in all_reduce\n    work = group.allreduce([tensor], opts)\n'
+            "RuntimeError: FlagCX: link_table.cpp:88 connect: unknown argument 7",
+        ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/v/vllm/v1/worker/gpu_worker.py", line 8, in step\n    self.connector.wait()\n'
+            '  File "/v/vllm/distributed/kv_transfer/kv_pipe/some_pipe.py", line 164, in transfer_sync\n    raise Exception("no bytes")\n'
+            "Exception: no bytes",
+        ),
+        (
+            "net.plugin",
+            'Traceback (most recent call last):\n  File "/v/nixl/_api.py", line 512, in prep_xfer_dlist\n    handle = self.agent.prepXferDlist(name)\n'
+            "nixl._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND",
+        ),
+        (
+            "net.master-unreachable",
+            "E20260203 11:16:11.129794 58058 master_client.cpp:146] RPC call failed: Connection timed out",
+        ),
+        (
+            "net.master-unreachable",
+            "E0203 21:29:13.6 319 transfer_metadata_plugin.cpp:224] Error from http client, GET http://10.0.0.1:8080/metadata?key=a error: Failed initialization",
+        ),
+        (
+            "ib.retry-exceeded",
+            "(EngineCore pid=8) ERROR 07-23 11:54:45 [mooncake_backend.py:240] Failed to get 6722 keys out of 6722. error_codes=[-707].",
+        ),
+    ],
+)
+def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n3:88:88 [1] ras/client_support.cc:160 NCCL WARN Call to bind failed: Address already in use\n"
+        "n3:88:88 [1] NCCL INFO RAS failed to establish a client listening socket at localhost:28028",
+        "[2026-02-03 10:14:35,261 I 72 72] global_state_accessor.cc:432: This node has an IP address of 10.6.0.55, but we cannot find a "
+        "local Raylet with the same address. This can happen when you connect to the Ray cluster with a different IP address or when "
+        "connecting to a container.",
+        "[TensorRT-LLM][WARNING] cancellation_check_period_ms is not specified, will be set to 100 (ms)",
+        "2026:02:03-08:00:01:(  71) |CCL_WARN| value of CCL_ATL_TRANSPORT changed to be ofi (default:mpi)",
+    ],
+)
+def test_what_a_library_does_without_is_no_cause(line: str) -> None:
+    assert not explain_text(f"{line}\n").causes
+
+
+def test_an_engine_that_failed_does_not_hang_at_its_nccl() -> None:
+    named = "INFO 04-05 09:23:34 [pynccl.py:45] vLLM is using nccl==2.18.1\n"
+    assert "hang in the first collective" in explain_text(named).causes[0].title
+    failed = explain_text(
+        f"RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n{named}"
+    )
+    assert not any("hang" in cause.title for cause in failed.causes)
+
+
+def test_a_cluster_of_ray_that_grew_is_no_cause() -> None:
+    waited = "(autoscaler +18s) Error: No available node types can fulfill resource request {'GPU': 1.0}.\n"
+    assert explain_text(waited + "step 10 loss 2.9\nstep 20 loss 2.8\n").verdict is Verdict.HEALTHY
+
+
+def test_an_older_ucx_is_a_cause_only_where_it_fails() -> None:
+    older = "[17.4] [n1:30:0]  ucp_context.c:2257 UCX  WARN  UCP API version is incompatible: required >= 1.18, actual 1.16.0 (loaded from /lib/libucp.so.0)\n"
+    assert explain_text(older).causes == ()
+    assert (
+        explain_text(older + "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND\n").causes[0].id
+        == "sw.library-conflict"
+    )
+
+
+def test_the_reason_of_ucx_comes_before_nixls_refusal() -> None:
+    refused = "[17.4] [n1:28:0]  sock.c:334  UCX  ERROR   connect(fd=143, dest_addr=10.0.0.8:43833) failed: Connection refused\n"
+    got = explain_text(refused + "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND\n")
+    assert got.causes[0].id == "net.peer-lost"
+
+
+def test_a_watchdogs_own_lines_are_not_judged_by_their_words() -> None:
+    status = (
+        "[rank1]:[E1103 04:10:11.1 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception (either an error or timeout) "
+        "detected by watchdog at work: 131, last enqueued NCCL work: 131, last completed NCCL work: 130.\n"
+    )
+    for text in (status, f"{_timeout(1, 131)}\n{status}"):
+        got = explain_text(text)
+        assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "app.straggler-timeout")
+        assert "a rank did not arrive, or the data did not" in got.causes[0].title
+
+
+def test_a_folder_named_fs_is_no_file_system_that_hangs() -> None:
+    assert explain_text("ERROR: step failed, see /mnt/fs/run7/out.txt\n").causes == ()
+    assert explain_text("ERROR: step failed, the fs hangs\n").causes[0].id == "sys.clock-or-dns-or-fs"
 
 
 def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:

@@ -103,6 +103,32 @@ def test_a_pace_that_varies_is_healthy(style: str, times: list[float]) -> None:
 
 
 @pytest.mark.parametrize("style", ["bars", "json", "table"])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1.0] * 12
+        + [1.45, 1.3, 1.7, 1.4, 1.55, 1.35, 1.62, 1.42, 1.3, 1.66, 1.45],  # unsteady, and never as fast again
+        [1.0] * 12 + [1.25] * 12,  # a smaller fall, of many rows, beyond all noise
+    ],
+)
+def test_a_smaller_or_unsteady_fall_that_lasts_is_told(style: str, times: list[float]) -> None:
+    assert _explain(_log(style, times)).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize("style", ["bars", "json", "table"])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1.0, 1.2] * 6 + [1.25, 1.1] * 6,  # rows of one level are found in the other
+        [1.0] * 12 + [1.1, 1.9, 1.2, 2.4, 1.1, 1.8, 1.0, 2.2, 1.1, 1.9, 1.2],  # now and then as fast as before
+        [1.0] * 9 + [1.25] * 9,  # few rows
+    ],
+)
+def test_a_smaller_or_unsteady_fall_within_the_scatter_is_healthy(style: str, times: list[float]) -> None:
+    assert _explain(_log(style, times) + "Training complete\n").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("style", ["bars", "json", "table"])
 def test_in_a_paste_three_rows_on_either_side_tell_a_far_slower_level(style: str) -> None:
     assert _explain(_log(style, [1.0] * 3 + [1.9] * 3)).verdict is Verdict.UNDECIDED
 

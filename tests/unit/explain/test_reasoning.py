@@ -16,7 +16,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import candidates, trouble
+from nccl_doctor.explain import candidates, topics, trouble
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
@@ -218,6 +218,22 @@ def test_lines_that_differ_in_a_number_that_words_ask_for_are_both_asked(monkeyp
 def test_who_speaks_is_named_after_what_is_wrong() -> None:
     got = explain_text("nixl frob 77: ERROR ECONNRESET\n")
     assert [cause.id for cause in got.causes][:2] == ["net.peer-lost", "net.plugin"]
+
+
+def test_the_level_of_a_line_is_no_infinite_number() -> None:
+    line = "{} frobd.2 failed, marked out"
+    assert topics.named(line.format("[INF]")) == topics.named(line.format("[WRN]"))
+    assert "app.nan-or-data" in topics.named("step 7 failed: the loss is inf")[0]
+
+
+def test_a_disk_of_the_host_is_no_shared_file_system() -> None:
+    lost = explain_text("[118.9] nvme nvme1: Removing after probe failure status: -19\n").causes[0]
+    assert lost.playbook == "sys.clock-or-dns-or-fs.disk"
+    served = explain_text("[118.9] nfs: server data1 not responding, still trying\n").causes[0]
+    assert served.playbook == "sys.clock-or-dns-or-fs"
+    assert not explain_text(
+        "cluster [INF] Health check cleared: SLOW_OPS (was: 2 slow ops, oldest one blocked for 9 sec)\n"
+    ).causes
 
 
 def test_words_do_not_lift_a_cause_over_a_verdict() -> None:
@@ -980,6 +996,66 @@ def test_debug_lines_of_nccl_are_asked_of_jobs_that_have_nccl() -> None:
     assert not any(ask in step for step in explain_text(refused).next)
 
 
+def test_who_was_interrupted_by_hand_is_not_told_to_submit_again() -> None:
+    waits = 'File "/opt/torch/multiprocessing/spawn.py", line 171, in spawn\n    while not spawn_context.join():\nKeyboardInterrupt\n'
+    by_hand = explain_text(f"Traceback (most recent call last):\n  {waits}").causes[0]
+    cancelled = explain_text("slurmstepd: error: *** STEP 12.0 ON n7 CANCELLED AT 2026-03-02T10:00:00 ***\n").causes[0]
+    assert (by_hand.id, by_hand.playbook) == ("launch.killed", "launch.killed.by-hand")
+    assert (cancelled.id, cancelled.playbook) == ("launch.killed", "launch.killed")
+
+
+def test_a_model_that_differs_is_mended_where_it_is_built() -> None:
+    got = explain_text(
+        "RuntimeError: params[12] in this process with sizes [25, 25, 1, 1] appears not to match strides of the same param in process 0.\n"
+    ).causes[0]
+    assert (got.id, got.playbook) == ("app.collective-mismatch", "app.collective-mismatch.model")
+
+
+def test_a_known_message_gives_the_title_where_words_weigh_more() -> None:
+    got = explain_text(
+        "[rank1]:[E1101 17:03:05.823 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=395,"
+        " OpType=ALLREDUCE, NumelIn=3362, NumelOut=3362, Timeout(ms)=600000) ran for 600083 milliseconds before timing out.\n"
+        "[rank1]:[E1101 17:03:05.825 ProcessGroupNCCL.cpp:1664] [PG 1 Rank 1] Exception (either an error or timeout) detected by watchdog"
+        " at work: 395, last enqueued NCCL work: 395, last completed NCCL work: 394.\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and "to judge by the words" not in got.causes[0].title
+
+
+def test_a_store_on_loopback_is_not_missing_for_want_of_a_network() -> None:
+    text = "TimeoutError: The client socket has timed out after 1800s while trying to connect to ({}, 57388).\n"
+    own, other = (explain_text(text.format(host)).causes[0] for host in ("127.0.0.1", "10.1.2.3"))
+    assert (own.id, own.playbook) == ("net.master-unreachable", "net.master-unreachable.own-host")
+    assert "127.0.0.1:57388, on this same host" in own.title
+    assert (other.id, other.playbook) == ("net.master-unreachable", "net.master-unreachable")
+
+
+def test_attempts_that_nobody_answers_speak_of_a_firewall() -> None:
+    lost = "[W416 15:37:25.363094293 socket.cpp:933] [c10d] The server socket on [10.1.2.3]:40613 has timed out, will retry.\n"
+    got = explain_text(lost)
+    assert got.causes[0].id == "net.firewall" and "nothing comes back from [10.1.2.3]:40613" in got.causes[0].title
+
+
+def test_the_name_of_a_start_method_is_no_fork_that_failed() -> None:
+    line = "E1106 17:14:53.310000 213 torch/multiprocessing/api.py:732] failed (exitcode: 1) rank: 0 of fn: train (start_method: fork)\n"
+    assert "sys.threads" not in [cause.id for cause in explain_text(line).causes]
+
+
+def test_who_only_handles_a_crash_is_not_suspected_of_it() -> None:
+    got = explain_text(
+        "[n7:27:0:27] Caught signal 11 (Segmentation fault: invalid address)\n"
+        " 0 /opt/ucx/lib/libucs.so.0(ucs_handle_error+0x2cc) [0x4000f1ce278c]\n"
+    )
+    assert "net.plugin" not in [cause.id for cause in got.causes]
+
+
+def test_lines_of_torchs_sockets_are_lines_of_a_distributed_job() -> None:
+    got = explain_text(
+        "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:9999 (errno: 97 - Address family not"
+        " supported by protocol).\n"
+    )
+    assert got.verdict is Verdict.UNDECIDED and not any("none of these lines" in step for step in got.next)
+
+
 def test_who_failed_is_asked_to_say_more() -> None:
     said = "frob.c:77  UCX  ERROR no frob for n7\n"
     assert any("UCX_LOG_LEVEL=info" in step for step in explain_text(said).next)
@@ -1487,6 +1563,8 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert "restart it" in lost.fixes[0].text
     refused = explain_text("error: Munge decode failed: Invalid credential\n").causes[0]
     assert refused.playbook == "sys.clock-or-dns-or-fs.credentials" and "munge.key" in refused.fixes[0].text
+    step = "slurmstepd: error: unable to add pids to '/sys/fs/cgroup/cpuset/slurm/job_7/step_0'\n"
+    assert explain_text(step).causes[0].playbook == "sys.container.cgroup"
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
 
