@@ -402,7 +402,6 @@ says(
     "nvidia-smi: {}Unknown Error",
     "severity=Uncorrected (Fatal)",
     "device lost",
-    "_RESULT_ERROR_DEVICE_LOST",  # Level Zero's and SYCL's
     "NVRM: GPU {pci} is lost",
     "GPU is inaccessible",
     "Reset required",

@@ -736,7 +736,7 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "RuntimeError: oneCCL: atl_ofi_comm.cpp:88 init_transport: EXCEPTION: can not open network providers",
         ),
         (
-            "a GPU is gone or needs a reset",
+            "an Intel GPU hung and was reset, or is lost",
             "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
         ),
         (
