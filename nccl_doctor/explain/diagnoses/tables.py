@@ -91,7 +91,7 @@ def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
 def _name(cells: dict[str, str]) -> str:
     """Which GPU it is, where the row tells; it may stand first, behind what a collector put before the row."""
     told = (cell.rsplit(None, 1)[-1] for name, cell in cells.items() if _INDEX.match(name) and cell)
-    return next((f"GPU {index}" for index in told if index.isdigit()), NAMELESS)
+    return next((f"GPU {index}" for index in told if index.isdecimal()), NAMELESS)
 
 
 def _of_query(heading: Hit, rows: Iterable[Hit]) -> Iterable[GpuRow]:

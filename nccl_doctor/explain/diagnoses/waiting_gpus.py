@@ -127,7 +127,7 @@ def _orphans(case: Case) -> dict[str, Hit]:
         at, of = names.index("PID"), names.index("PPID")
         for row in below(head, headings, case.hits("process-table-rows")):
             cells = row.text.split()
-            if len(cells) >= len(names) and cells[at].isdigit():
+            if len(cells) >= len(names) and cells[at].isdecimal():
                 parents[cells[at]] = cells[of], row
     return {pid: row for pid, (parent, row) in parents.items() if parent == "1"}
 

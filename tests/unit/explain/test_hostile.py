@@ -100,6 +100,19 @@ def test_a_number_that_nothing_counts_to_is_survived(digits: str) -> None:
         json.loads(to_json(explain(msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=Summary))))
 
 
+def test_a_digit_that_counts_nothing_is_survived() -> None:
+    """Python calls a superscript a digit, and reads no number in it."""
+    texts = [template.text for signature in all_signatures().values() for template in signature.templates]
+    lines = [re.sub(r"\{[^}]*\}", "\u00b2", text) for text in texts]
+    lines += [f"n1:8:80 [0] NCCL INFO {name} set by environment to \u00b2" for name in ("NCCL_IB_TIMEOUT", "NCCL_NET")]
+    lines += ["NET/IB : Got completion from peer 10.0.0.2<4711> with status=12 opcode=0 len=0 vendor err 129 (Send)"]
+    lines += [
+        "torchrun --nnodes=\u00b2 train.py",
+        "n1:8:80 [0] NCCL INFO comm 0x1 rank \u00b2 nranks \u00b2 Init START",
+    ]
+    assert explain_text("\n".join(lines)).causes
+
+
 def test_a_job_of_any_size_is_survived() -> None:
     """Whoever lists the ranks of a job counts them first."""
     lines = (
