@@ -51,7 +51,7 @@ def stalled_by_pressure(case: Case) -> Iterable[Candidate]:
             yield Candidate(cause, strength, title, [hit, asked[-1], *told], hosts=hosts_of([hit]), slows=True)
 
 
-_NFS = re.compile(r"(\d+\.\d+)\s+\d+\.\d+\s+\d+\.\d+\s+\d+ \(\d+\.\d+%\)\s+(\d+\.\d+)\s+(\d+\.\d+)")
+_NFS = re.compile(r"(?<!\d)(\d{1,9}\.\d+)\s+\d+\.\d+\s+\d+\.\d+\s+\d+ \(\d+\.\d+%\)\s+(\d+\.\d+)\s+(\d+\.\d+)")
 _SLOW_NFS = 100.0  # ms: a server that keeps up answers in a few
 _OFTEN = 10.0  # reads a second
 

@@ -109,10 +109,10 @@ _NAMED_RATE = re.compile(
 )
 _OF_STEPS = re.compile(r"(m)?s(?:ec)?/|(?:it|steps?|iter\w*)/s", re.IGNORECASE)
 _TIME_OF_STEP = re.compile(
-    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|\b(?:in|took) |(?=\S+ ?m?s/(?:step|it)))(\d+(?:\.\d+)?) ?(m?s)(?:\b|/)",
+    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|\b(?:in|took) |(?=\S{1,24} ?m?s/(?:step|it)))(\d{1,12}(?:\.\d{1,6})?) ?(m?s)(?:\b|/)",
     re.IGNORECASE,
 )
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(m?s)\b")
+_TIME = re.compile(r"(?<![\d.])(\d{1,12}(?:\.\d{1,6})?) ?(m?s)\b")
 _REMARK = 60  # characters: no program's report
 
 

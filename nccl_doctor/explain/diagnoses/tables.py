@@ -205,15 +205,15 @@ def _boxes(case: Case) -> Iterable[GpuRow]:
 
 _LISTED = (
     re.compile(  # gpustat
-        r"\[(?P<index>\d+)\] .+?\| +(?P<temperature>\d+)\D?C, +(?:(?P<fan>\d+) %, +)?(?P<load>\d+) %"
-        r"(?:[^|]*?, +(?P<power>\d+) / +(?P<cap>\d+) W)? \|"
+        r"\[(?P<index>\d+)\] .{1,60}?\| +(?P<temperature>\d+)\D?C, +(?:(?P<fan>\d+) %, +)?(?P<load>\d+) %"
+        r"(?:[^|]{0,40}?, +(?P<power>\d+) / +(?P<cap>\d+) W)? \|"
     ),
     re.compile(  # rocm-smi, whose columns differ from version to version in number and order before the temperature
-        r"(?:^|\s)(?P<index>\d+) .*? (?P<temperature>\d+\.\d+)\W?[cC]\s+(?P<power>\d+\.\d+)W .*?(?P<clock>\d+)Mhz\s+\d+Mhz"
-        r"\s.*? (?P<cap>\d+(?:\.\d+)?)W\s+\d+%\s+(?P<load>\d+)%"
+        r"(?:^|\s)(?P<index>\d{1,3}) .{0,40}? (?P<temperature>\d{1,3}\.\d)\W?[cC]\s+(?P<power>\d{1,5}\.\d)W .{0,40}?(?P<clock>\d{1,5})Mhz\s+\d+Mhz"
+        r"\s.{0,40}? (?P<cap>\d{1,5}(?:\.\d)?)W\s+\d+%\s+(?P<load>\d+)%"
     ),
     re.compile(  # amd-smi monitor
-        r"(?:^|\s)(?P<index>\d+) .*?(?P<power>\d+) W\s+(?:(?P<cap>\d+) W\s+)?(?P<temperature>\d+) \W?C\s+\d+ \W?C\s+(?P<clock>\d+) MHz"
+        r"(?:^|\s)(?P<index>\d{1,3}) .{0,20}?(?P<power>\d{1,5}) W\s+(?:(?P<cap>\d+) W\s+)?(?P<temperature>\d+) \W?C\s+\d+ \W?C\s+(?P<clock>\d+) MHz"
         r"\s+(?P<load>\d+) ?%"
     ),
 )

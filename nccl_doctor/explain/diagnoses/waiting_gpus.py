@@ -101,9 +101,9 @@ class _Process(msgspec.Struct, frozen=True):
     hit: Hit
 
 
-_IN_BOX = re.compile(r"\|\s+(\d+)\s+(?:N/A\s+N/A\s+)?(\d+)\s+C\s+(\S.*?)\s+(\d+)MiB \|")
-_IN_PMON = re.compile(r"(?:^|\s)(\d+)\s+(\d+)\s+C\s+(\d+)\s+\d+\s.*?(\S+)\s*$")
-_IN_APPS = re.compile(r"(GPU-[0-9a-f-]{8,40}|[0-9A-F]{8}:[0-9A-F:.]{7,12}), (\d+), (\S.*?), (\d+) MiB")
+_IN_BOX = re.compile(r"\|\s+(\d+)\s+(?:N/A\s+N/A\s+)?(\d+)\s+C\s+(\S.{0,100}?)\s+(\d+)MiB \|")
+_IN_PMON = re.compile(r"(?:^|\s)(\d+)\s+(\d+)\s+C\s+(\d+)\s+\d+\s.{0,60}?(\S{1,60})\s*$")
+_IN_APPS = re.compile(r"(GPU-[0-9a-f-]{8,40}|[0-9A-F]{8}:[0-9A-F:.]{7,12}), (\d+), (\S.{0,200}?), (\d+) MiB")
 _MUCH = 1024  # MiB: contexts of helpers are smaller
 _WORKS = 20  # percent of the GPU's time
 

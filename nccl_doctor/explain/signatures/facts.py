@@ -572,7 +572,7 @@ says(
     where=lambda groups, line: "allreduce" in line or "reduce" in line,
 )
 # Time (%), total time, instances, ... and the name at the end.
-OF_NSYS = re.compile(r"(?:^|\s)(\d{1,3}\.\d{1,2})%?\s+\d[\d,]*\s+\d[\d,]*\s.*\bnccl(?:Dev)?Kernel_")
+OF_NSYS = re.compile(r"(?:^|\s)(\d{1,3}\.\d{1,2})%?\s+\d[\d,]{0,24}\s+\d[\d,]{0,24}\s.{0,160}\bnccl(?:Dev)?Kernel_")
 says(
     "kernel-shares",
     "nccl:{}%",

@@ -69,8 +69,8 @@ says(
     where=lambda groups, line: re.search(r"\benabled(?:\s+[01]){8}\s*$", line) is not None,
     sampled=True,
 )
-RESENT = re.compile(r"(\d+) segments retrans|TcpRetransSegs\s+(\d+)|\bretrans:\d+/(\d+)")
-SENT = re.compile(r"(\d+) segments sen[dt] out|TcpOutSegs\s+(\d+)|\bsegs_out:(\d+)")
+RESENT = re.compile(r"(?<!\d)(\d{1,18}) segments retrans|TcpRetransSegs\s+(\d+)|\bretrans:\d+/(\d+)")
+SENT = re.compile(r"(?<!\d)(\d{1,18}) segments sen[dt] out|TcpOutSegs\s+(\d+)|\bsegs_out:(\d+)")
 says(
     "tcp-counters",
     " segments ",

@@ -45,7 +45,7 @@ says(
     every=True,
     why="top: in what part of the time the host's cores had nothing to do but wait for disks.",
 )
-CPU_TIMES = re.compile(r"Cpu\(s\):.*?(\d+(?:\.\d+)?)[ %]*id,.*?(\d+(?:\.\d+)?)[ %]*st")
+CPU_TIMES = re.compile(r"Cpu\(s\):.{0,60}?(\d{1,3}(?:\.\d)?)[ %]?id,.{0,60}?(\d{1,3}(?:\.\d)?)[ %]?st")
 says(
     "cpu-times",
     "Cpu(s):",
