@@ -59,7 +59,9 @@ class Case(Logs):
     @functools.cached_property
     def nodes(self) -> int:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
-        told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
+        told = [
+            int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdecimal()
+        ]
         return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
 
     @functools.cached_property
