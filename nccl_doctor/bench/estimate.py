@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from nccl_doctor.bench.parallelism import Model, Volume, Way, volumes
 from nccl_doctor.bench.rates import Machines, Range, Rate, rate
+from nccl_doctor.bench.statistics import turn
 
 SCHEMA = "nccl-doctor/estimate/1"
 MOST_SHARE = 0.20  # of the step that waits for communication
@@ -132,7 +133,7 @@ class _Case:
     def compute_s(self) -> float:
         """Seconds of computation in the measured step: what its communication leaves of it. 0: nothing."""
         gpus, most_s = self.first.gpus, self.first.seconds * (1 + 1e-9)
-        return _turn(lambda seconds: self._step_of(seconds, gpus, 1.0) > most_s, 0.0, self.first.seconds)
+        return turn(lambda seconds: self._step_of(seconds, gpus, 1.0) > most_s, 0.0, self.first.seconds)
 
     def _computation(self, gpus: int) -> float:
         return self.compute_s * (self.first.gpus / gpus if self.strong else 1.0)
@@ -159,15 +160,7 @@ class _Case:
             faster = 10**exponent
             return self.share(gpus, faster) <= MOST_SHARE and self.efficiency(gpus, faster) >= LEAST_EFFICIENCY
 
-        return 10 ** _turn(enough, -6.0, 6.0) if enough(6.0) else math.inf
-
-
-def _turn(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The number from which on ``holds`` is true, between these two, found by halving."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return low
+        return 10 ** turn(enough, -6.0, 6.0) if enough(6.0) else math.inf
 
 
 def _efficiency(seconds: float, gpus: int, other_s: float, others: int, strong: bool) -> float:

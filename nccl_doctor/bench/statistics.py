@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -67,6 +67,14 @@ def spread(values_us: Sequence[float]) -> Spread:
         max_us=ordered[-1],
         cv=cv,
     )
+
+
+def turn(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The number from which on ``holds`` is true, between these two, found by halving."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low
 
 
 class Fit(msgspec.Struct, frozen=True):

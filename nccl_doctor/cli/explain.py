@@ -40,12 +40,7 @@ def explain(
         ),
     ],
     format: _hosts.Format = "text",
-    workers: Annotated[
-        int,
-        typer.Option(
-            metavar="N", show_default=False, min=0, max=256, help="Processes that read files [default: one per core]."
-        ),
-    ] = 0,
+    workers: Annotated[int, _hosts.count("Processes that read files [default: one per core].", most=256)] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
     import time
