@@ -1543,3 +1543,21 @@ def test_a_matrix_of_nvlinks_is_held_against_what_forbids_peers(setting: str, bl
 def test_a_firewall_that_is_on_is_no_proof() -> None:
     got = explain_text("trn03: docker active, firewalld active, ufw inactive\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "net.firewall")
+
+
+WAITED = """\
+[rank{0}]: Traceback (most recent call last):
+[rank{0}]:   File "/srv/train.py", line 15, in <module>
+[rank{0}]:     dist.all_reduce(t)
+[rank{0}]: RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete
+"""
+
+
+@pytest.mark.parametrize(("told", "verdict"), [("", Verdict.UNDECIDED), ("world size 3\n", Verdict.CAUSE_FOUND)])
+def test_that_none_was_late_needs_the_number_of_ranks(told: str, verdict: Verdict) -> None:
+    """The last rank of all may sleep and have said nothing: the others then look like all."""
+    found = explain_text(told + "".join(map(WAITED.format, range(3))))
+    assert (found.verdict, found.causes[0].id) == (verdict, "app.collective-mismatch")
+    assert ("are there more?" in found.causes[0].title) == (not told)
+    late = explain_text("world size 4\n" + "".join(map(WAITED.format, range(3))))
+    assert late.verdict is Verdict.UNDECIDED and late.causes[0].id == "app.straggler-timeout"
