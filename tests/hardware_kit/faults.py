@@ -53,6 +53,11 @@ def attribute(**values: Any) -> Break:
     return apply
 
 
+def not_loaded(machine: Machine) -> None:
+    machine.settings.update(init="err:9")
+    machine.modules -= {"nvidia", "nvidia_uvm"}
+
+
 def log(*lines: str, ago_s: float = 600.0) -> Break:
     def apply(machine: Machine) -> None:
         assert machine.kernel_log is not None
@@ -107,7 +112,8 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "GPU is lost": (gpu(5, handle="lost"), {"gpu.fell-off-bus.lost"}, "GPU is lost"),
     "hanging NVML": (setting(hang="nvmlDeviceGetUUID", hang_gpu="3"), {"gpu.driver.hang"}, "GetUUID of GPU 3"),
     "driver mismatch": (setting(init="err:18"), {"gpu.driver.mismatch"}, "version mismatch"),
-    "driver not loaded": (setting(init="err:9"), {"gpu.driver.not-loaded"}, "Driver Not Loaded"),
+    "driver not loaded": (not_loaded, {"gpu.driver.not-loaded"}, "Driver Not Loaded"),
+    "driver loaded, NVML denies it": (setting(init="err:9"), {"gpu.driver.failed"}, "kernel module 550.90.07"),
     "GPU answers errors": (
         gpu(1, temperature_0="err:999", power_mw="err:999", clock_1="err:999"),
         {"gpu.driver.failed"},
