@@ -40,7 +40,7 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "ib.device-not-found.uverbs",
             Severity.WARN if given else Severity.FAIL,
-            f"{len(absent)} of {len(fact.uverbs_expected)} verbs device files are missing"
+            f"verbs device files: {len(absent)} of {len(fact.uverbs_expected)} missing"
             + (": this container was not given them" if given else ""),
             [(f"no /dev/infiniband/{name}", "/dev/infiniband") for name in absent[:3]],
             Fix(

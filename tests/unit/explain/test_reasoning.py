@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -281,6 +282,9 @@ def test_an_undecided_report_says_first_what_would_decide_and_repairs_nothing() 
     text = out.getvalue()
     assert "fix now" not in text and "environment" not in text
     assert 0 < text.index("next ") < text.index("net.peer-lost   ")
+    out = io.StringIO()  # nor does it leave a gap where nothing would
+    print_explanation(msgspec.structs.replace(found, next=()), Console(file=out, width=160))
+    assert "next " not in out.getvalue() and "\n\n\n" not in out.getvalue()
 
 
 def test_an_empty_log_is_not_healthy() -> None:
