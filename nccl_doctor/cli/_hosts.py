@@ -275,7 +275,7 @@ def check_program(command: Sequence[str]) -> None:
     """Stop where a command cannot be run, before anything else is done."""
     if "{" in command[0] or shutil.which(command[0]):
         return
-    script = Path(command[0]).is_file()
+    script = os.path.isfile(command[0])  # noqa: PTH113 - of a Path, a long command in quotes is no name but an error
     needs = (
         "a script, behind --, needs its interpreter before it" if script else "a command, behind --, must be in PATH"
     )
@@ -297,10 +297,10 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
     """The inventory these options name; notices go to stderr."""
     from nccl_doctor import inventory
 
+    if host_list and os.path.isfile(host_list):  # noqa: PTH113 - of a Path, a list of many hosts is too long a name
+        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
-    if host_list and Path(host_list).is_file():
-        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     for notice in found.notices:
         say(notice)
     return found

@@ -43,12 +43,16 @@ class Case(Logs):
         self.exceptions = Exceptions(self, self.course)
 
     @functools.cached_property
-    def world(self) -> int:
-        """The number of ranks, as far as the logs say; 0 if they do not."""
+    def world_told(self) -> int:
+        """The number of ranks that a line of NCCL or of the program tells; 0 if none does."""
         sizes = [int(hit.groups["nranks"]) for hit in self.hits("nccl-init-start", "nccl-init-complete")]
         sizes += [int(hit.groups["world"]) for hit in self.hits("world-size")]
-        sizes += [rank + 1 for rank in self.summary.ranks]
         return max((size for size in sizes if size <= MOST_RANKS), default=0)
+
+    @functools.cached_property
+    def world(self) -> int:
+        """The number of ranks, as far as the logs say: there may be more, of higher numbers; 0 if they do not."""
+        return max([self.world_told, *(rank + 1 for rank in self.summary.ranks if rank < MOST_RANKS)])
 
     @functools.cached_property
     def nccl_hosts(self) -> set[str]:
