@@ -38,7 +38,9 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
     title = f"all {case.world} ranks waited for each other {where} until their time-outs: none was late"
     strength = 0.7 if len(places) > 1 else 0.62
     if case.world_told < case.world:
-        title = f"the {case.world} ranks that speak waited for each other {where} until their time-outs; are there more?"
+        title = (
+            f"the {case.world} ranks that speak waited for each other {where} until their time-outs; are there more?"
+        )
         strength = 0.45
     proof = [item.hit for _, item in sorted(waited.items())]
     yield Candidate("app.collective-mismatch", strength, title, proof, set(waited))
