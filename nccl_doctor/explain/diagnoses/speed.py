@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
 from nccl_doctor.explain.slowdown import communication_share
@@ -103,6 +103,7 @@ def _plain(number: str) -> float:
     return float(number.replace(",", ""))
 
 
+_FEWER_HOSTS = re.compile(r"\b(?:1|one|single) node", re.IGNORECASE)  # who has no network to wait for
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
     r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens?|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
@@ -129,6 +130,14 @@ def _paces(text: str) -> list[tuple[str, float]]:
     return paces
 
 
+def _times_by_name(text: str) -> Iterable[tuple[str, float]]:
+    """What a line tells of the time of a step or of its parts, by their names."""
+    for found in pace.NUMBER.finditer(text):
+        name = pace.name_of(text, found)
+        if pace.is_time(name):
+            yield name, pace.value_of(found[0])
+
+
 def _times_slower_than_before(case: Case, hit: Hit) -> float:
     """How many times slower the last step is than what this line tells of an earlier run; 0 where they cannot be compared."""
     text = prefix.parse(hit.text).body
@@ -145,6 +154,10 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
         last = next((pace for its_unit, pace in now if its_unit == unit), 0.0)
         if last and was:
             return last / was
+    named = dict(_times_by_name(told))
+    for name, seconds in (time for text in steps for time in _times_by_name(text)):
+        if named.get(name):
+            return seconds / named[name]
     times = [time for text in (own, *steps) for time in _TIME_OF_STEP.findall(text)]
     bare = [(found[1], "s")] if (found := _BARE.search(told)) and len(text) < _REMARK and not _UNIT.search(told) else []
     for was_told, unit in _TIME.findall(told) or bare:
@@ -164,7 +177,11 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("slow-complaint")
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
-    slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= SLOWER]
+    slower = [
+        hit
+        for hit in case.hits("earlier-run")
+        if _times_slower_than_before(case, hit) >= (_FAR if _FEWER_HOSTS.search(hit.text) else SLOWER)
+    ]
     return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"))}.values())
 
 

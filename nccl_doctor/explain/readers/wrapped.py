@@ -14,6 +14,7 @@ NARROWEST, WIDEST = 60, 400  # columns of a terminal
 INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
 _DIGITS = re.compile(r"\d+")
+_LAST_CELL = re.compile(r"  \S+$")  # of a row of a table, set to the right
 
 
 class Wrapping(NamedTuple):
@@ -60,7 +61,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     full = [(line, following) for line, following in pairs if len(line) == width]
     broken = [(line, following) for line, following in full if found.goes_on(line, following)]
     inside = [line for line, following in broken if line[-1].isalnum() and following[0].isalnum()]
-    different = {_DIGITS.sub("0", line) for line in inside}
+    different = {_DIGITS.sub("0", line) for line in inside if not _LAST_CELL.search(line)}
     fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
 

@@ -487,6 +487,10 @@ EARLIER_RUN = (
     "other machine",
     "with the old",
     "on the old",
+    "1 node",
+    "one node",
+    "single node",
+    "on the same",
 )
 says(
     "earlier-run",
