@@ -13,7 +13,7 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.signatures.links import DROPS, RESENT, SENT
+from nccl_doctor.explain.signatures.links import DROPS, GARBLED, RESENT, SENDER, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
@@ -53,6 +53,54 @@ def tcp_sends_again(case: Case) -> Iterable[Candidate]:
                 strength = 0.6 if told else 0.46
                 yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
                 return
+
+
+_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SEGMENT = 1448  # bytes: larger ones are fewer, and then the part that was lost is larger
+
+
+@diagnosis
+def iperf_sends_again(case: Case) -> Iterable[Candidate]:
+    """iperf3: one segment of a hundred, or more, was sent again: packets are lost between these hosts."""
+    for hit in case.hits("iperf-sender"):
+        amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
+        lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
+        if lost >= _LOSS:
+            told = [*case.sockets[:1], *_too_slow(case)]
+            title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost"
+            strength = 0.6 if told else 0.46
+            yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+            return
+
+
+_GREW = 100  # frames between two looks
+_OF_FRAMES = 1e-5  # a good cable garbles none in a billion
+
+
+@diagnosis
+def frames_are_garbled(case: Case) -> Iterable[Candidate]:
+    """ethtool -S or ip -s link: an interface receives garbled frames: the count grows from one look to the next, is more than a few
+    of a million frames, or is high and the job too slow. A count alone may be old."""
+    told, looks = [*case.sockets[:1], *_too_slow(case)], dict[tuple[str, str, str], list[tuple[int, Hit]]]()
+    for hit in case.hits("garbled-frames"):
+        for name, count in GARBLED.findall(hit.text):
+            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
+    for (*_, name), counts in looks.items():
+        (least, first), (most, last) = counts[0], counts[-1]
+        grew = most - least
+        if grew >= _GREW or (most >= _MANY and _too_slow(case)):
+            more = f"and {grew} more between two looks" if grew >= _GREW else "frames"
+            title = f"an interface received {least} garbled {'frames ' * (grew >= _GREW)}{more} ({name}): a bad cable or transceiver"
+            strength = 0.68 if grew >= _GREW else 0.6
+            yield Candidate("net.slow", strength, title, [last, first, *told], hosts=hosts_of([last]), slows=True)
+            return
+    for row in case.hits("interface-counts-rows"):
+        cells = [int(cell) for cell in row.text.split() if cell.isdigit()][-6:]
+        if len(cells) == 6 and cells[2] >= max(_MANY, _OF_FRAMES * cells[1]):
+            title = f"an interface received {cells[2]} of {cells[1]} frames garbled"
+            strength = 0.6 if told else 0.46
+            yield Candidate("net.slow", strength, title, [row, *told], hosts=hosts_of([row]), slows=True)
+            return
 
 
 _FULL = 90.0  # percent of its rate

@@ -82,6 +82,37 @@ says(
     why="netstat -s, nstat or ss -ti: how many segments TCP sent, and how many of them again.",
     where=lambda groups, line: (RESENT.search(line) or SENT.search(line)) is not None,
 )
+GARBLED = re.compile(
+    r"\b(rx_(?:pcs_)?(?:crc|fcs|symbol|align)_err(?:or)?s?(?:_phy|_count)?|rx_crc_align_errors): (\d{1,18})"
+)
+says(
+    "garbled-frames",
+    "rx_crc_err",
+    "rx_fcs_err",
+    "rx_symbol_err",
+    "rx_pcs_symbol_err",
+    "rx_align_err",
+    sampled=True,
+    every=True,
+    why="ethtool -S: frames that an interface received garbled since the counters were cleared.",
+    where=lambda groups, line: GARBLED.search(line) is not None,
+)
+says(
+    "interface-counts",
+    "RX: {}bytes {}packets {}errors",
+    rows=1,
+    every=True,
+    why="ip -s link: what an interface received, and how many frames of it were in error, or had no place.",
+)
+SENDER = re.compile(r"sec\s+(\d+(?:\.\d+)?) ([KMGT]?)Bytes\s+(\d+(?:\.\d+)?) ([KMG])bits/sec\s+(\d+)\s+sender")
+says(
+    "iperf-sender",
+    "bits/sec {}sender",
+    sampled=True,
+    every=True,
+    why="iperf3: what it sent over TCP, how fast, and how many segments of it again.",
+    where=lambda groups, line: SENDER.search(line) is not None,
+)
 says(
     "interface-load",
     " IFACE {}%ifutil",
