@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
+from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, ranks_of, shortened
 from nccl_doctor.explain.model import Hit
@@ -143,6 +144,31 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
     causes = next(parts) if told["grew"] else _NO_PART_KNOWN
     yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
+
+
+_COMPILED = 5.0  # times as long as a step that compiles nothing
+
+
+@diagnosis
+def compiled_step_after_step(case: Case) -> Iterable[Candidate]:
+    """torch.compile compiles anew and again, and the steps that do take many times as long as later ones, or somebody says that it
+    is too slow. That the first step compiles, or that a function is left uncompiled, costs a job little."""
+    hits = case.hits("compiled-again")
+    if not hits:
+        return
+    told = complaints(case)
+    steps = in_order([*case.hits("progress"), *case.tail])
+    times = [(max(found), hit) for hit in steps if (found := [time for _, time in times_by_name(hit.text)])]
+    usual = statistics.median(time for time, _ in times[-_SOME:]) if times else 0.0
+    first, last = hits[0], hits[-1]
+    held = [
+        hit for time, hit in times if hit.file == first.file and hit.line > first.line and time >= _COMPILED * usual
+    ]
+    if told or len(held) >= _SOME:
+        title = "torch.compile compiles anew for each new shape, step after step" + " until its limit" * (
+            "limit" in last.text
+        )
+        yield Candidate("app.straggler-timeout", 0.62, title, [last, first, *held[-2:], *told[:2]], slows=True)
 
 
 _OFTEN = 5  # reports

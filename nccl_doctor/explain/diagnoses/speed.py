@@ -130,7 +130,7 @@ def _paces(text: str) -> list[tuple[str, float]]:
     return paces
 
 
-def _times_by_name(text: str) -> Iterable[tuple[str, float]]:
+def times_by_name(text: str) -> Iterable[tuple[str, float]]:
     """What a line tells of the time of a step or of its parts, by their names."""
     for found in pace.NUMBER.finditer(text):
         name = pace.name_of(text, found)
@@ -154,8 +154,8 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
         last = next((pace for its_unit, pace in now if its_unit == unit), 0.0)
         if last and was:
             return last / was
-    named = dict(_times_by_name(told))
-    for name, seconds in (time for text in steps for time in _times_by_name(text)):
+    named = dict(times_by_name(told))
+    for name, seconds in (time for text in steps for time in times_by_name(text)):
         if named.get(name):
             return seconds / named[name]
     times = [time for text in (own, *steps) for time in _TIME_OF_STEP.findall(text)]
@@ -334,6 +334,19 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
         title = f"tensor parallelism goes over TCP sockets between hosts: {rates[-1][0]:.1f} tokens/s for each request"
         proof = [*spread[:1], *case.sockets[:2], *(hit for _, hit in rates[-2:]), *case.hits("link-speed")[:1]]
         yield Candidate("net.slow", 0.66, title, proof)
+
+
+@diagnosis
+def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
+    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, which have such adapters, or in a job
+    that is too slow. A small cloud machine has none."""
+    hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
+    several = case.nodes > 1 or len(hosts_of(hits)) > 1
+    ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
+    if hits and several and (complaint or max(ranks, _gpus_per_host(case)) >= 8):
+        title = "the plugin for libfabric found no adapter of its kind: the nodes talk over its provider of TCP"
+        proof = [*hits[:2], *complaint[:2], *case.hits("channel-net")[:1]]
+        yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
 
 
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
