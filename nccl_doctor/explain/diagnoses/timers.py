@@ -13,7 +13,7 @@ from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
 
-_SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*): *$")
+_SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*)(?: \.{2,64})?: *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
 _WAITS = re.compile(r"sync|reduce|gather|barrier|send|recv|optimizer")  # where a rank waits for others
 _FEWEST = 4  # ranks: of fewer, which one is odd cannot be told
@@ -54,12 +54,26 @@ def _late(times: _Times) -> tuple[str, dict[int, tuple[float, Hit]], float] | No
     return max(parts, key=lambda each: each[0])[1:] if parts else None
 
 
+def _stage(case: Case, times: _Times, ranks: set[int]) -> str:
+    """Which stage of Megatron's pipeline these ranks are, where they are all of the first or of the last one; empty if they are not."""
+    everybody = sorted({rank for told in times.values() for rank in told})
+    stages = max((int(hit.groups["stages"]) for hit in case.hits("pipeline-stages")), default=1)
+    of_each = len(everybody) // stages
+    if stages > 1 and len(ranks) == of_each and ranks == set(everybody[-of_each:]):
+        return f"{stages} of {stages}"
+    return f"1 of {stages}" if stages > 1 and ranks == set(everybody[:of_each]) else ""
+
+
 @diagnosis
 def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
     """Megatron's timers of each rank: a part of the step that is no waiting takes far longer on a few ranks, in most reports, and
     all others wait for them. If it is the batch generator, the rank waits for its data; if it computes, its GPU may be slow, or
     its stage of the pipeline has more to do."""
     tables = list(_tables(case))
+    whole = max((sum(map(len, times.values())) for times in tables), default=0)
+    tables = [
+        times for times in tables if sum(map(len, times.values())) == whole
+    ]  # of a long log the first ones are kept
     found = [late for times in tables if (late := _late(times))]
     if not found or 2 * len(found) <= len(tables):
         return
@@ -68,6 +82,12 @@ def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
     who = ", ".join(map(str, sorted(ranks)[:8]))
     title = f"rank {who} needs {worst:.0f} ms for {part}, the others {usual:.0f} ms: they wait for it in each step"
     proof = [hit for _, hit in ranks.values()] + [hit for _, others, _ in found[:-1] for _, hit in others.values()]
+    if stage := _stage(case, tables[0], set(ranks)):
+        title = f"stage {stage} of the pipeline needs {worst:.0f} ms for {part}, the others {usual:.0f} ms: it has more to do"
+        yield Candidate(
+            "app.straggler-timeout", 0.62, title, [*proof, *case.hits("pipeline-stages")[:1]], set(ranks), slows=True
+        )
+        return
     data = "batch" in part or "data" in part
     causes = (
         ("app.straggler-timeout", "sys.clock-or-dns-or-fs") if data else ("gpu.thermal-power", "app.straggler-timeout")

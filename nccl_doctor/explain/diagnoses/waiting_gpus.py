@@ -156,7 +156,7 @@ def _stranger(on: dict[str, list[_Process]], told: list[Hit]) -> Iterable[Candid
     """A few GPUs have one program more than the others of the host, and it is too slow: all ranks wait for those that share."""
     usual = statistics.median(len(its) for its in on.values()) if len(on) >= _FEWEST else 0
     crowded = {gpu: its for gpu, its in on.items() if len(its) > usual}
-    if told and usual and len(crowded) <= len(on) / _FEWEST:
+    if told and usual and 0 < len(crowded) <= len(on) / _FEWEST:
         proof = [*(one.hit for its in crowded.values() for one in its), *told[:2]]
         title = f"GPU {', '.join(crowded)} has the work of another program as well: the others wait for it"
         yield Candidate("gpu.duplicate", 0.66, title, proof, hosts=hosts_of(proof), page="gpu.busy", slows=True)
