@@ -585,6 +585,9 @@ def narrow_pcie(case: Case) -> Iterable[Candidate]:
     if narrow and complaint:
         title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
         yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
+    elif complaint and (lowest := case.hits("pcie-saves-power")):
+        title = "a PCIe link is at the speed of its first generation, which is a GPU's at rest only"
+        yield Candidate("net.slow", 0.46, title, [*lowest[:3], *complaint[:2]], slows=True)
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
