@@ -478,20 +478,23 @@ def _carried(case: Case) -> float:
 _MODEL = re.compile(r"device +\d+ \[[\w:.]+\] (.{3,60})")
 
 
+def _rails(case: Case) -> list[float]:
+    """The rate in Gb/s of the adapter that is sold beside each GPU of these models."""
+    models = [find(name[1]) for hit in case.hits("tests-device") if (name := _MODEL.search(hit.text))]
+    return [model.rail_gbps for model in models if model and model.rail_gbps]
+
+
 def _usual(case: Case) -> float:
     """The same by the adapters that these GPUs usually have, one for each; 0 where a host has fewer of them, or other GPUs."""
     used = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
-    known = [
-        model.rail_gbps
-        for hit in case.hits("tests-device")
-        if (name := _MODEL.search(hit.text)) and (model := find(name[1]))
-    ]
-    rates = [rate for rate in known if rate]
+    rates = _rails(case)
     return min(rates) / 8 * used if rates and used >= _gpus_per_host(case) else 0.0
 
 
+_EIGHT = 8  # GPUs of a host that is built for training, with an adapter beside each or each pair
 _FEW = 2  # times as many adapters are up: a storage network's beside those of the GPUs are fewer
-_UP = re.compile(r"(\S+) port \d+ ==>")
+_UP = re.compile(r"(\S+) port \d+ ==>|NIC\d+: (\S+)")
+_AS_ONE = 1.1  # times what the adapters that are used carry
 
 
 @diagnosis
@@ -500,7 +503,8 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
     tests between hosts were measured like that."""
     named = case.env.get("NCCL_IB_HCA", [])
     used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
-    up = {found.group(1) for hit in case.hits("adapter-up") if (found := _UP.search(hit.text))}
+    listed = case.hits("adapter-up") or case.hits("adapter-in-legend")
+    up = {found.group(1) or found.group(2) for hit in listed if (found := _UP.search(hit.text))}
     gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=_gpus_per_host(case))
     rows = _slow_rows(case)
     if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
@@ -510,8 +514,15 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
             "net.slow",
             0.62,
             title,
-            [*told[:2], *case.hits("net-ib-using")[:1], *case.hits("adapter-up")[:4], *rows[-2:]],
+            [*told[:2], *case.hits("net-ib-using")[:1], *listed[:4], *rows[-2:]],
         )
+    elif named and rows and case.between_hosts and gpus >= _EIGHT and 0 < len(used) * _FEW < gpus:
+        rate = min(_rails(case), default=0.0) / 8 * len(used)
+        if max(map(_busbw, rows)) <= _AS_ONE * rate:
+            title = f"NCCL_IB_HCA names {len(used)} adapter{'s' * (len(used) > 1)} for {gpus} GPUs of a host, and no more than {rate:.0f} GB/s are reached"
+            proof = [*named[:2], *case.hits("net-ib-using")[:1], *rows[-2:]]
+            yield Candidate("env.bad-nccl-var", 0.46, title, proof, slows=True)
+            yield Candidate("net.slow", 0.44, title, proof, slows=True)
 
 
 @diagnosis
