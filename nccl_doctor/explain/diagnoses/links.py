@@ -273,17 +273,25 @@ _PAIR = re.compile(
 )
 _FEWEST = 4  # hosts: of fewer, which one is odd cannot be told
 _LOWER = 0.7  # of what the others reach
+_ALIKE = 0.85
 
 
 @diagnosis
 def host_slow_in_every_pair(case: Case) -> Iterable[Candidate]:
-    """A table of what pairs of hosts reach: all pairs with one host are far slower than all without it. Which of its parts is
-    slow (an adapter, a cable, PCIe, its settings) such a table does not tell."""
+    """A table of what pairs of hosts reach: all pairs with one host are far slower than all without it, or some are, and no single
+    host is in all of these. Which part is slow (an adapter, a cable, a switch, PCIe, settings) such a table does not tell."""
     headings = case.hits("pairs-table")
     for head in headings:
         rows = below(head, headings, case.hits("pairs-table-rows"))
         pairs = [(found[1], found[2], float(found[3]), row) for row in rows if (found := _PAIR.search(row.text))]
         hosts = {host for one, other, _, _ in pairs for host in (one, other)}
+        best = max((speed for _, _, speed, _ in pairs), default=0.0)
+        slow = [row for _, _, speed, row in pairs if speed < _LOWER * best]
+        alike = [speed for _, _, speed, _ in pairs if speed > _ALIKE * best]
+        if min(len(slow), len(alike)) > 1 and len(slow) + len(alike) == len(pairs):
+            title = f"{len(slow)} of {len(pairs)} pairs of hosts reach less than {_LOWER * best:.3g} GB/s, the others {statistics.median(alike):g}"
+            for nth, cause in enumerate(("net.slow", "ib.gdr", "gpu.thermal-power")):
+                yield Candidate(cause, 0.42 - 0.02 * nth, title, [*slow[:4], head], slows=True)
         for host in sorted(hosts) if len(hosts) >= _FEWEST else ():
             its = [(speed, row) for one, other, speed, row in pairs if host in (one, other)]
             others = [speed for one, other, speed, _ in pairs if host not in (one, other)]
