@@ -12,6 +12,7 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
+from nccl_doctor.explain.readers.speakers import odd_files
 
 _SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*)(?: \.{2,64})?: *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
@@ -108,20 +109,29 @@ def one_is_far_from_the_others(case: Case) -> Iterable[Candidate]:
     measured rate that is lower. All others wait for them."""
     hits = case.hits(SPEAKER_APART)
     for hit, other in zip(hits[::2], hits[1::2], strict=False):
-        who, name, its, others = (hit.groups[key] for key in ("who", "name", "its", "others"))
-        rank = _OF_RANKS.fullmatch(who)
-        ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who})
-        if "B/s" in name or "b/s" in name:
-            causes: tuple[tuple[str, float], ...] = (("net.slow", 0.68),)
-        elif "FLOP" in name:
-            causes = (("gpu.thermal-power", 0.68),)
-        elif _DATA.search(name):
-            causes = (("app.straggler-timeout", 0.62), ("sys.clock-or-dns-or-fs", 0.48))
-        else:
-            causes = (("gpu.thermal-power", 0.46), ("app.straggler-timeout", 0.44))
-        for cause, strength in causes:
-            title = f"{who} tells {name} {its} where the others tell {others}"
-            yield Candidate(cause, strength, title, [hit, other], ranks, hosts, slows=True)
+        yield from _apart(hit.groups, [hit, other])
+    tails = [its for its in case.summary.tails.values() if len({(one.rank, one.host) for one in its}) == 1]
+    for apart in odd_files([[hit.text for hit in its] for its in tails]):
+        proof = [next(hit for hit in tails[at][::-1] if hit.text.encode() == raw) for at, raw in apart.rows]
+        who = f"rank {proof[0].rank}" if proof[0].rank is not None else proof[0].host or proof[0].file
+        yield from _apart({**apart.groups, "who": who}, proof)
+
+
+def _apart(told: dict[str, str], proof: list[Hit]) -> Iterable[Candidate]:
+    who, name, its, others = (told[key] for key in ("who", "name", "its", "others"))
+    rank = _OF_RANKS.fullmatch(who)
+    ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who} if who != proof[0].file else set())
+    if "B/s" in name or "b/s" in name:
+        causes: tuple[tuple[str, float], ...] = (("net.slow", 0.68),)
+    elif "FLOP" in name:
+        causes = (("gpu.thermal-power", 0.68),)
+    elif _DATA.search(name):
+        causes = (("app.straggler-timeout", 0.62), ("sys.clock-or-dns-or-fs", 0.48))
+    else:
+        causes = (("gpu.thermal-power", 0.46), ("app.straggler-timeout", 0.44))
+    for cause, strength in causes:
+        title = f"{who} tells {name} {its} where the others tell {others}"
+        yield Candidate(cause, strength, title, proof, ranks, hosts, slows=True)
 
 
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")

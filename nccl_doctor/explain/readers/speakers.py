@@ -18,6 +18,7 @@ from nccl_doctor.explain.readers.pace import NUMBER, SERVES, by_shape, name_of, 
 SIGNATURE = "speaker-apart"  # of the hits that are made of it
 _FEWEST = 4  # speakers: of fewer, which one is odd cannot be told
 _MOST_ROWS = 256  # the last ones: the first steps are slow anywhere
+_ROWS = 3  # of a log's last lines: one alone may be a hiccup
 _FEW = 0.25  # of the speakers
 _LONGER = 1.5  # times as long as the others
 _LOWER = 0.7  # of the others' rate
@@ -54,6 +55,20 @@ def odd_ones(lines: Sequence[tuple[int, bytes]]) -> Iterator[Apart]:
             rows.setdefault(_speaker(_text(lines[index][1])), []).append(lines[index])
         counts = [len(its) for its in rows.values()]
         if "" not in rows and len(rows) >= _FEWEST and max(counts) <= min(counts) + 1:
+            yield from _odd_one(rows)
+
+
+def odd_files(tails: Sequence[Sequence[str]]) -> Iterator[Apart]:
+    """The same of logs that hold what one rank, or one host, says, by their last lines: ``who`` and the rows' numbers are those
+    of the log in ``tails``."""
+    shapes: dict[bytes, dict[str, list[tuple[int, bytes]]]] = {}
+    for at, texts in enumerate(tails):
+        lines = [(at, text.encode()) for text in texts]
+        for shape, found in by_shape(lines).items():
+            if len(found) >= _ROWS:
+                shapes.setdefault(shape, {})[str(at)] = [lines[index] for index in found]
+    for rows in shapes.values():
+        if len(rows) >= _FEWEST:
             yield from _odd_one(rows)
 
 
