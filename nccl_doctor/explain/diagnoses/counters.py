@@ -13,7 +13,7 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.signatures.links import DROPS, GARBLED, RESENT, SENDER, SENT
+from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
@@ -100,6 +100,43 @@ def frames_are_garbled(case: Case) -> Iterable[Candidate]:
             title = f"an interface received {cells[2]} of {cells[1]} frames garbled"
             strength = 0.6 if told else 0.46
             yield Candidate("net.slow", strength, title, [row, *told], hosts=hosts_of([row]), slows=True)
+            return
+
+
+_PAUSES = 100_000  # frames between two looks
+
+
+@diagnosis
+def paused_by_the_other_end(case: Case) -> Iterable[Candidate]:
+    """ethtool -S: an interface is told to pause all the time: a switch, or a host behind it, takes packets too slowly. Which, the
+    counters of the switch's ports tell. Some pauses are how RoCE works; counts alone may be old."""
+    looks: dict[tuple[str, str, str], list[tuple[int, Hit]]] = {}
+    for hit in case.hits("paused"):
+        for name, count in PAUSED.findall(hit.text):
+            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
+    for (*_, name), counts in looks.items():
+        (least, first), (most, last) = counts[0], counts[-1]
+        if most - least >= _PAUSES:
+            title = f"an interface was told to pause {most - least} times between two looks ({name}): packets are taken too slowly"
+            proof = [last, first, *_too_slow(case)]
+            yield Candidate("net.slow", 0.46, title, proof, hosts=hosts_of([last]), slows=True)
+            yield Candidate("ib.retry-exceeded", 0.4, title, proof, slows=True)
+            return
+
+
+_GBIT = {"K": 1e-6, "M": 1e-3, "G": 1.0}
+_NARROW = 10.0  # Gbit/s: what no job on several GPUs is limited to on purpose
+
+
+@diagnosis
+def rate_is_limited(case: Case) -> Iterable[Candidate]:
+    """tc: a token bucket limits an interface, and the hosts talk over TCP sockets, or it is too slow."""
+    told = [*case.sockets[:1], *case.hits("net-socket-using")[:1], *_too_slow(case)]
+    for hit in case.hits("rate-limit") if told else ():
+        found = LIMITED.search(hit.text)
+        if found and float(found[1]) * _GBIT[found[2]] <= _NARROW:
+            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {found[1]} {found[2]}bit/s"
+            yield Candidate("net.slow", 0.68, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
             return
 
 

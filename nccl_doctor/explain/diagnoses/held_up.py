@@ -237,7 +237,7 @@ def host_swaps(case: Case) -> Iterable[Candidate]:
         yield Candidate("sys.host-oom", 0.76, title, [*(hit for _, hit in busy), *sizes], slows=True)
 
 
-_STEP = re.compile(r"(?<!\w)(?:step_)?[tT]ime\W{1,4}(\d+(?:\.\d+)?)")
+_STEP = re.compile(r"(?<!\w)(?:step_|batch_|iter_)?[tT]ime\W{1,4}(\d+(?:\.\d+)?)")
 _DATA = re.compile(r"(?<!\w)(?:data_time|[dD]ata)\W{1,4}(\d+(?:\.\d+)?)")
 _MOST = 0.7  # of a step
 _SOME = 3  # steps

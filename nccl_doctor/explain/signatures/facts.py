@@ -491,6 +491,8 @@ EARLIER_RUN = (
     "one node",
     "single node",
     "on the same",
+    "without it",
+    "without the",
 )
 says(
     "earlier-run",

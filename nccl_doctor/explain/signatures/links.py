@@ -113,6 +113,34 @@ says(
     why="iperf3: what it sent over TCP, how fast, and how many segments of it again.",
     where=lambda groups, line: SENDER.search(line) is not None,
 )
+PAUSED = re.compile(r"\b(rx_(?:prio\d_|global_)?pause(?:_frames|_phy)?|rx_pause_ctrl_phy): (\d{1,18})")
+says(
+    "paused",
+    "_pause: ",
+    "_pause_frames: ",
+    "_pause_ctrl_phy: ",
+    sampled=True,
+    every=True,
+    why="ethtool -S: pause frames that an interface received: how often the other end had it stop sending.",
+    where=lambda groups, line: PAUSED.search(line) is not None,
+)
+LIMITED = re.compile(r"qdisc tbf .{1,80}?\brate (\d{1,6}(?:\.\d{1,3})?)([KMG])bit")
+says(
+    "rate-limit",
+    "qdisc tbf {}dev {interface} {}rate ",
+    "qdisc tbf {}rate ",
+    sampled=True,
+    every=True,
+    why="tc: a token bucket limits what an interface sends.",
+    where=lambda groups, line: LIMITED.search(line) is not None,
+)
+says(
+    "osu-table",
+    "# OSU MPI {}andwidth Test",
+    rows=32,
+    every=True,
+    why="The heading of osu_bw or osu_bibw: what two processes exchange over MPI, in MB/s for each size.",
+)
 says(
     "interface-load",
     " IFACE {}%ifutil",
