@@ -13,6 +13,7 @@ from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, SAVED, TOP_MEMORY, TOP_SWAP
 
@@ -78,6 +79,15 @@ _SAVES = 3
 _GREW = 3.0  # times
 
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
+
+
+def _when(hit: Hit) -> float | None:
+    """The time of a line, behind whatever a collector put before it."""
+    found = _DATE.search(hit.text) if hit.seconds is None else None
+    return prefix.parse(hit.text[found.start() :]).seconds if found else hit.seconds
+
+
 @diagnosis
 def saving_checkpoints(case: Case) -> Iterable[Candidate]:
     """Half of the job's time and more is saving checkpoints, each a minute at least, or they take three times as long as at first.
@@ -91,7 +101,8 @@ def saving_checkpoints(case: Case) -> Iterable[Candidate]:
     if len(saves) < _SAVES:
         return
     (first, begin), (last, end) = saves[0], saves[-1]
-    whole = end.seconds - begin.seconds if begin.seconds is not None and end.seconds is not None else 0.0
+    began, ended = _when(begin), _when(end)
+    whole = ended - began if began is not None and ended is not None else 0.0
     most = sum(seconds for seconds, _ in saves[1:])  # the first ended where this time begins
     if min(seconds for seconds, _ in saves) >= _LONG_SAVE and 2 * most >= whole > 0:
         title = f"{min(most / whole, 1):.0%} of the time is saving checkpoints ({last:.0f} s each)"

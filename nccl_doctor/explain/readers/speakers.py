@@ -61,15 +61,24 @@ def odd_ones(lines: Sequence[tuple[int, bytes]]) -> Iterator[Apart]:
 def odd_files(tails: Sequence[Sequence[str]]) -> Iterator[Apart]:
     """The same of logs that hold what one rank, or one host, says, by their last lines: ``who`` and the rows' numbers are those
     of the log in ``tails``."""
+    some = [(at, text.encode()) for at, texts in enumerate(tails[:_FEWEST]) for text in texts]
+    telling = {shape for shape, found in by_shape(some).items() if len(found) >= _ROWS and _tells(some[found[0]][1])}
     shapes: dict[bytes, dict[str, list[tuple[int, bytes]]]] = {}
-    for at, texts in enumerate(tails):
+    for at, texts in enumerate(tails if telling else ()):
         lines = [(at, text.encode()) for text in texts]
         for shape, found in by_shape(lines).items():
-            if len(found) >= _ROWS:
+            if shape in telling and len(found) >= _ROWS:
                 shapes.setdefault(shape, {})[str(at)] = [lines[index] for index in found]
     for rows in shapes.values():
         if len(rows) >= _FEWEST:
             yield from _odd_one(rows)
+
+
+def _tells(raw: bytes) -> bool:
+    """Whether a row has a number that is the rank's own: a part of its step, or a rate."""
+    text = raw.decode("utf-8", "replace")
+    names = [(name_of(text, found), _RATE.match(text, found.end())) for found in NUMBER.finditer(text)]
+    return any(unit or (_TIME.search(name) and not _WAITING.search(name)) for name, unit in names)
 
 
 def _text(raw: bytes) -> str:
