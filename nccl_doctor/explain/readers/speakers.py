@@ -61,8 +61,10 @@ def odd_ones(lines: Sequence[tuple[int, bytes]]) -> Iterator[Apart]:
 def odd_files(tails: Sequence[Sequence[str]]) -> Iterator[Apart]:
     """The same of logs that hold what one rank, or one host, says, by their last lines: ``who`` and the rows' numbers are those
     of the log in ``tails``."""
-    some = [(at, text.encode()) for at, texts in enumerate(tails[:_FEWEST]) for text in texts]
-    telling = {shape for shape, found in by_shape(some).items() if len(found) >= _ROWS and _tells(some[found[0]][1])}
+    telling: set[bytes] = set()
+    for texts in tails[:_FEWEST]:
+        lines = [(at, text.encode()) for at, text in enumerate(texts)]
+        telling |= {shape for shape, its in by_shape(lines).items() if len(its) >= _ROWS and _tells(lines[its[0]][1])}
     shapes: dict[bytes, dict[str, list[tuple[int, bytes]]]] = {}
     for at, texts in enumerate(tails if telling else ()):
         lines = [(at, text.encode()) for text in texts]
