@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from nccl_doctor.bench.parallelism import Model, Volume, Way, volumes
 from nccl_doctor.bench.rates import Machines, Range, Rate, rate
+from nccl_doctor.bench.statistics import turn
 
 SCHEMA = "nccl-doctor/estimate/1"
 MOST_SHARE = 0.20  # of the step that waits for communication
@@ -106,8 +107,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """One way in which it may be: all hidden that can be, or nothing; the best rates on these numbers of GPUs, else the
-    worst."""
+    """One end of the ranges: communication is ``hidden`` as far as it can be, or not at all; its rates are the best that they
+    may be on the numbers of GPUs in ``best_on``, and the worst on all others."""
 
     costs: Mapping[int, tuple[Cost, ...]]
     first: Step
@@ -116,11 +117,11 @@ class _Case:
     hidden: bool
     best_on: Collection[int]
 
-    def _with(self, compute_s: float, gpus: int, faster: float) -> float:
-        """A step of so much computation, at a bus bandwidth ``faster`` times as high."""
+    def _step_of(self, compute_s: float, gpus: int, faster: float) -> float:
+        """Seconds of a step of so much computation, at a bus bandwidth ``faster`` times as high."""
         best = gpus in self.best_on
         parts = [
-            (cost.rate.seconds(cost.calls, cost.sent_bytes, best, faster), cost.window * self.hidden)
+            (cost.rate.seconds(cost.calls, cost.sent_bytes, best, faster), cost.window if self.hidden else 0.0)
             for cost in self.costs[gpus]
         ]
         never = sum(seconds for seconds, window in parts if not window)
@@ -130,21 +131,21 @@ class _Case:
 
     @functools.cached_property
     def compute_s(self) -> float:
-        """The computation in the measured step: the most that it leaves. 0: it leaves none."""
+        """Seconds of computation in the measured step: what its communication leaves of it. 0: nothing."""
         gpus, most_s = self.first.gpus, self.first.seconds * (1 + 1e-9)
-        return _turn(lambda seconds: self._with(seconds, gpus, 1.0) > most_s, 0.0, self.first.seconds)
+        return turn(lambda seconds: self._step_of(seconds, gpus, 1.0) > most_s, 0.0, self.first.seconds)
 
-    def _compute_s(self, gpus: int) -> float:
+    def _computation(self, gpus: int) -> float:
         return self.compute_s * (self.first.gpus / gpus if self.strong else 1.0)
 
     def step_s(self, gpus: int, faster: float = 1.0) -> float:
-        """A whole step. What was measured is known, and what takes longer by these rates cannot be so."""
+        """Seconds of a step. The one that was measured is known, also where it would be longer by these rates."""
         known = gpus == self.first.gpus and faster == 1.0
-        return self.first.seconds if known else self._with(self._compute_s(gpus), gpus, faster)
+        return self.first.seconds if known else self._step_of(self._computation(gpus), gpus, faster)
 
     def share(self, gpus: int, faster: float = 1.0) -> float:
         """The share of a step in which the GPU waits for communication. One GPU waits for none, also where nothing is left."""
-        return 1.0 - self._compute_s(gpus) / self.step_s(gpus, faster) if gpus > 1 else 0.0
+        return 1.0 - self._computation(gpus) / self.step_s(gpus, faster) if gpus > 1 else 0.0
 
     def efficiency(self, gpus: int, faster: float = 1.0) -> float:
         """Work per GPU and second against the smallest number of GPUs."""
@@ -159,15 +160,7 @@ class _Case:
             faster = 10**exponent
             return self.share(gpus, faster) <= MOST_SHARE and self.efficiency(gpus, faster) >= LEAST_EFFICIENCY
 
-        return 10 ** _turn(enough, -6.0, 6.0) if enough(6.0) else math.inf
-
-
-def _turn(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Where something begins to hold that does not below: by halves."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return low
+        return 10 ** turn(enough, -6.0, 6.0) if enough(6.0) else math.inf
 
 
 def _efficiency(seconds: float, gpus: int, other_s: float, others: int, strong: bool) -> float:
@@ -177,21 +170,17 @@ def _efficiency(seconds: float, gpus: int, other_s: float, others: int, strong: 
 def estimate(question: Question, way: Way, machines: Machines, tool: str) -> Estimate:
     """The whole answer."""
     sends = volumes(way, question.model)
-    costs: dict[int, tuple[Cost, ...]] = {}
-    missing: dict[int, str] = {}
-    for gpus in {*question.gpus, *(step.gpus for step in question.steps)}:
-        found = _costs(sends, machines, gpus)
-        if isinstance(found, str):
-            missing[gpus] = found
-        else:
-            costs[gpus] = found
+    found = {gpus: _costs(sends, machines, gpus) for gpus in {*question.gpus, *(step.gpus for step in question.steps)}}
+    costs = {gpus: item for gpus, item in found.items() if not isinstance(item, str)}
+    missing = {gpus: item for gpus, item in found.items() if isinstance(item, str)}
     smallest = min((gpus for gpus in question.gpus if gpus in costs), default=0)
     cases, trouble = _cases(question, costs, missing, smallest)
     rows = []
     for gpus in question.gpus:
         row = Row(gpus, machines.hosts(gpus), trouble=missing.get(gpus, ""))
-        row = row if row.trouble else _communication(row, costs[gpus])
-        row = _judged(row, cases) if cases and not row.trouble else row
+        if not row.trouble:
+            row = _communication(row, costs[gpus])
+            row = _judged(row, cases) if cases else row
         rows.append(msgspec.structs.replace(row, measured=_measured(row, question)))
     return Estimate(SCHEMA, tool, question, way.source, way.note, tuple(rows), trouble)
 
@@ -218,8 +207,9 @@ def _costs(sends: Sequence[Volume], machines: Machines, gpus: int) -> tuple[Cost
 def _cases(
     question: Question, costs: Mapping[int, tuple[Cost, ...]], missing: Mapping[int, str], smallest: int
 ) -> tuple[tuple[_Case, ...], str]:
-    """The ends of the ranges: hidden at the best rates; bare at the worst; and bare with the best where the comparison
-    starts. None, with the reason, where steps cannot be reckoned."""
+    """The ends of the ranges: all hidden that can be, at the best rates; nothing hidden, at the worst; and the same, but at
+    the best where the comparison starts, as the errors of two runs need not cancel out. None, and why, where steps cannot
+    be reckoned."""
     if not question.steps:
         return (), ""
     first = question.steps[0]
@@ -276,10 +266,10 @@ def _met(surely: bool, surely_not: bool) -> Met:
 
 def _measured(row: Row, question: Question) -> Measured | None:
     """What the first step and a further one say of this number of GPUs, whether it could be estimated or not."""
-    first, *others = question.steps or (None,)
-    other = next((step for step in others if step and step.gpus == row.gpus), None)
-    if first is None or other is None:
+    other = next((step for step in question.steps[1:] if step.gpus == row.gpus), None)
+    if other is None:
         return None
+    first = question.steps[0]
     found = Measured(other.seconds, _efficiency(first.seconds, first.gpus, other.seconds, other.gpus, question.strong))
     if row.step is None:
         return found

@@ -271,16 +271,13 @@ def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int,
 
 
 def _algorithms(logs: Mapping[int, RankLog]) -> tuple[str, ...]:
-    found = []
-    if any(log.rings or log.coll_channels for log in logs.values()):
-        found.append("Ring")
-    if any(log.trees for log in logs.values()):
-        found.append("Tree")
-    if any(log.nvls for log in logs.values()):
-        found.append("NVLS")
-    if any(edge.kind == "COLLNET" for log in logs.values() for edge in log.edges):
-        found.append("CollNet")
-    return tuple(found)
+    seen = {
+        "Ring": any(log.rings or log.coll_channels for log in logs.values()),
+        "Tree": any(log.trees for log in logs.values()),
+        "NVLS": any(log.nvls for log in logs.values()),
+        "CollNet": any(edge.kind == "COLLNET" for log in logs.values() for edge in log.edges),
+    }
+    return tuple(name for name, is_there in seen.items() if is_there)
 
 
 def _by_host(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,9 +43,7 @@ def percent(cv: float | None) -> str:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between the closest ranks of an ascending sequence; ``fraction`` from 0 to 1."""
-    if not ordered:
-        raise ValueError("no values")
+    """Linear interpolation between the closest ranks of an ascending sequence, not an empty one; ``fraction`` from 0 to 1."""
     place = fraction * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -69,6 +67,14 @@ def spread(values_us: Sequence[float]) -> Spread:
         max_us=ordered[-1],
         cv=cv,
     )
+
+
+def turn(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """The number from which on ``holds`` is true, between these two, found by halving."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -95,7 +101,7 @@ def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
 
     Minimises sum(((a + b*size) / time - 1)^2) over a >= 0, b > 0.
     """
-    if len(sizes) < 3 or len(sizes) != len(times_us) or min(times_us) <= 0:
+    if len(sizes) < 3 or min(times_us) <= 0:
         return None
     # With u = 1/t and v = s/t: minimise sum((a*u + b*v - 1)^2), a linear problem of two unknowns.
     u = [1.0 / time for time in times_us]
@@ -103,7 +109,7 @@ def fit(sizes: Sequence[int], times_us: Sequence[float]) -> Fit | None:
     uu, vv = sum(x * x for x in u), sum(x * x for x in v)
     uv, u1, v1 = sum(x * y for x, y in zip(u, v, strict=True)), sum(u), sum(v)
     determinant = uu * vv - uv * uv
-    if determinant <= 0 or vv == 0:
+    if determinant <= 0:
         return None
     a, b = (u1 * vv - v1 * uv) / determinant, (v1 * uu - u1 * uv) / determinant
     if a < 0:

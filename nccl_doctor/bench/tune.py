@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from nccl_doctor.bench.statistics import turn
+
 # A gain below this is not worth a setting that somebody has to maintain.
 WORTH = 0.02
 # Where the noise may hide a gain of this much, "no difference" would be a statement about the noise.
@@ -218,51 +220,42 @@ def interval(logs: Sequence[float], confidence: float) -> Change:
 @functools.lru_cache(256)
 def t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution: bisection on its exact distribution function for whole ``freedom``."""
-    low, high = 0.0, 1.0
+    high = 1.0
     while _t_below(high, freedom) < probability:
         high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        if _t_below(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
+    return turn(lambda t: _t_below(t, freedom) >= probability, 0.0, high)
 
 
 def _t_below(t: float, freedom: int) -> float:
     """P(T < t) for t >= 0 (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
-    if freedom % 2:
-        total, term = 0.0, cosine
-        for step in range(3, freedom + 1, 2):
-            total += term
-            term *= cosine * cosine * (step - 1) / step
-        central = 2 / math.pi * (angle + sine * total)
-    else:
-        total, term = 0.0, 1.0
-        for step in range(2, freedom + 1, 2):
-            total += term
-            term *= cosine * cosine * (step - 1) / step
-        central = sine * total
+    odd = freedom % 2
+    total, term = 0.0, cosine if odd else 1.0
+    for step in range(3 if odd else 2, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (step - 1) / step
+    central = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return 0.5 + central / 2
+
+
+_USUAL: dict[str, tuple[dict[str, str], ...]] = {  # by how the data travels
+    "gloo": ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}),
+    "ib": (
+        {"NCCL_IB_QPS_PER_CONNECTION": "2"},
+        {"NCCL_IB_QPS_PER_CONNECTION": "4"},
+        {"NCCL_CROSS_NIC": "0"},
+        {"NCCL_NET_GDR_LEVEL": "PHB"},
+    ),
+    "socket": (
+        {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "4"},
+        {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"},
+    ),
+    "": ({"NCCL_ALGO": "^NVLS"}, {"NCCL_MIN_CTAS": "32"}),
+}
 
 
 def usual_candidates(backend: str, network: str) -> tuple[Candidate, ...]:
     """What is worth trying where the user names nothing; ``network`` is how NCCL's data travelled (IB, Socket, ...)."""
-    if backend == "gloo":
-        return (Candidate({"OMP_NUM_THREADS": "1"}), Candidate({"OMP_NUM_THREADS": "4"}))
-    if network.casefold().startswith("ib"):
-        return (
-            Candidate({"NCCL_IB_QPS_PER_CONNECTION": "2"}),
-            Candidate({"NCCL_IB_QPS_PER_CONNECTION": "4"}),
-            Candidate({"NCCL_CROSS_NIC": "0"}),
-            Candidate({"NCCL_NET_GDR_LEVEL": "PHB"}),
-        )
-    if network.casefold().startswith("socket"):
-        return (
-            Candidate({"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "4"}),
-            Candidate({"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}),
-        )
-    return (Candidate({"NCCL_ALGO": "^NVLS"}), Candidate({"NCCL_MIN_CTAS": "32"}))
+    used = "gloo" if backend == "gloo" else network.casefold()
+    return tuple(map(Candidate, next(rows for kind, rows in _USUAL.items() if used.startswith(kind))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -131,6 +132,9 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - what is left would fail again at the exit
         sys.exit(ExitCode.INTERNAL_ERROR)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # no name of a file: words, or a list
+            typer.echo(f"nccl-doctor: {str(error.filename)[:60]!r}...: {error.strerror}", err=True)
+            sys.exit(ExitCode.USAGE)
         if os.environ.get(DEBUG):
             raise
         _internal_error(error)

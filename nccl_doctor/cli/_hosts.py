@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -109,6 +109,16 @@ def ourselves(program: str, *words: str) -> list[str]:
     return [sys.executable, "-c", start, *words]
 
 
+def count(help: str, *, metavar: str = "N", most: int | None = None) -> Any:
+    """An option that takes a whole number up to ``most``; 0 stands for the default that ``help`` names, in brackets."""
+    return typer.Option(metavar=metavar, show_default=False, min=0, max=most, help=help)
+
+
+def choice(*words: str, help: str, parser: Callable[[str], str] | None = None) -> Any:
+    """An option that takes one of these words."""
+    return typer.Option(parser=parser or one_of(*words), metavar="|".join(words), help=help)
+
+
 def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """A parser of an option that takes one of these words; ``also``: other spellings, and what each stands for."""
 
@@ -122,7 +132,7 @@ def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str]
 
 
 def format_of(*formats: str) -> Callable[[str], str]:
-    """A parser of ``--format``. What people read is ``text``; some commands called it ``console``, ``bench`` ``table``."""
+    """A parser of ``--format``, in old words as well."""
     return one_of(*formats, also={"console": "text", "table": "text"})
 
 
@@ -144,27 +154,19 @@ def release(text: str) -> str:
     return text
 
 
-Backend = Annotated[
-    str,
-    typer.Option(
-        parser=one_of("auto", "nccl", "gloo"), metavar="auto|nccl|gloo", help="auto: nccl where every host has GPUs."
-    ),
-]
-Format = Annotated[
-    str,
-    typer.Option(parser=format_of("text", "json"), metavar="text|json", help="What is printed on standard output."),
-]
+def format_choice(*formats: str, help: str) -> Any:
+    """``--format``. What people read is ``text``; some commands called it ``console``, ``bench`` ``table``."""
+    return choice(*formats, help=help, parser=format_of(*formats))
+
+
+Backend = Annotated[str, choice("auto", "nccl", "gloo", help="auto: nccl where every host has GPUs.")]
+Format = Annotated[str, format_choice("text", "json", help="What is printed on standard output.")]
 Silence = Annotated[
     str,
     typer.Option(metavar="TIME", help="Look for a hang when COMMAND has printed nothing for so long; 0: never."),
 ]
 OnHang = Annotated[
-    str,
-    typer.Option(
-        metavar="tell|end",
-        parser=one_of("tell", "end"),
-        help="Where two looks say that it hangs: only tell, or end COMMAND, too.",
-    ),
+    str, choice("tell", "end", help="Where two looks say that it hangs: only tell, or end COMMAND, too.")
 ]
 KeepIn = Annotated[
     Path | None,
@@ -273,7 +275,7 @@ def check_program(command: Sequence[str]) -> None:
     """Stop where a command cannot be run, before anything else is done."""
     if "{" in command[0] or shutil.which(command[0]):
         return
-    script = Path(command[0]).is_file()
+    script = os.path.isfile(command[0])  # noqa: PTH113 - of a Path, a long command in quotes is no name but an error
     needs = (
         "a script, behind --, needs its interpreter before it" if script else "a command, behind --, must be in PATH"
     )
@@ -295,10 +297,10 @@ def load_inventory(hosts_file: str | None, host_list: str | None, slurm: bool) -
     """The inventory these options name; notices go to stderr."""
     from nccl_doctor import inventory
 
+    if host_list and os.path.isfile(host_list):  # noqa: PTH113 - of a Path, a list of many hosts is too long a name
+        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     with bad_input_stops():
         found = inventory.load(hosts_file, host_list, slurm, os.environ, sys.stdin.buffer)
-    if host_list and Path(host_list).is_file():
-        say(f"-H names hosts; {host_list} is a file here, too: --hosts {host_list}?")
     for notice in found.notices:
         say(notice)
     return found

@@ -74,24 +74,9 @@ def bench(
         str, typer.Option(parser=_operation, metavar="OP", help="Reduction: sum, prod, min, max, avg.")
     ] = "sum",
     backend: _hosts.Backend = "auto",
-    gpus_per_host: Annotated[
-        int,
-        typer.Option(
-            metavar="N", show_default=False, min=0, help="Ranks per host with nccl [default: slots, or all GPUs]."
-        ),
-    ] = 0,
-    ranks_per_host: Annotated[
-        int,
-        typer.Option(
-            metavar="N", show_default=False, min=0, help="Ranks per host with gloo [default: slots, or 1; locally 2]."
-        ),
-    ] = 0,
-    iters: Annotated[
-        int,
-        typer.Option(
-            metavar="N", show_default=False, min=0, max=1000000, help="Timed calls per size [default: by the budget]."
-        ),
-    ] = 0,
+    gpus_per_host: Annotated[int, _hosts.count("Ranks per host with nccl [default: slots, or all GPUs].")] = 0,
+    ranks_per_host: Annotated[int, _hosts.count("Ranks per host with gloo [default: slots, or 1; locally 2].")] = 0,
+    iters: Annotated[int, _hosts.count("Timed calls per size [default: by the budget].", most=1000000)] = 0,
     warmup: Annotated[int, typer.Option(metavar="N", min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time to aim at for all sizes.")
@@ -102,14 +87,7 @@ def bench(
     both: Annotated[bool, typer.Option("--both", help="Measure both ways.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay the call from a CUDA graph.")] = False,
     gemm_edge: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            min=0,
-            max=65536,
-            help="gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU].",
-        ),
+        int, _hosts.count("gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU].", most=65536)
     ] = 0,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the ranks (repeat).")
@@ -122,10 +100,7 @@ def bench(
     ] = False,
     master: _hosts.RankZero = "",
     master_port: Annotated[
-        int,
-        typer.Option(
-            metavar="PORT", show_default=False, min=0, max=65535, help="Port of the store [default: a free one]."
-        ),
+        int, _hosts.count("Port of the store [default: a free one].", metavar="PORT", most=65535)
     ] = 0,
     timeout: _hosts.StepLimit = 60.0,
     transport: _hosts.Transport = "ssh",
@@ -134,10 +109,7 @@ def bench(
     connect_timeout: _hosts.ConnectTimeout = 10.0,
     fan_out: _hosts.FanOut = 64,
     ssh_config: _hosts.SshConfig = None,
-    format: Annotated[
-        str,
-        typer.Option(parser=_hosts.format_of(*FORMATS), metavar="|".join(FORMATS), help="What standard output gets."),
-    ] = "text",
+    format: Annotated[str, _hosts.format_choice(*FORMATS, help="What standard output gets.")] = "text",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
     ] = None,
@@ -150,11 +122,7 @@ def bench(
     ] = 0.0,
     fail_on: Annotated[
         str,
-        typer.Option(
-            parser=_hosts.one_of("slow", "never"),
-            metavar="slow|never",
-            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged.",
-        ),
+        _hosts.choice("slow", "never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
     ] = "never",
     verbose: _hosts.Verbose = False,
 ) -> None:

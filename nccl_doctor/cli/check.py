@@ -58,14 +58,7 @@ def check(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
-    mesh: Annotated[
-        str,
-        typer.Option(
-            parser=_hosts.one_of("sparse", "full"),
-            metavar="sparse|full",
-            help="Which pairs of hosts measure each other.",
-        ),
-    ] = "sparse",
+    mesh: Annotated[str, _hosts.choice("sparse", "full", help="Which pairs of hosts measure each other.")] = "sparse",
     master: _hosts.Master = "",
     master_port: _hosts.MasterPort = 29500,
     nccl_version: Annotated[

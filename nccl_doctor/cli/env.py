@@ -231,12 +231,7 @@ def recommend(
             help="run: an ordinary job. hang: leave evidence behind when a job hangs.",
         ),
     ] = "run",
-    format: Annotated[
-        str,
-        typer.Option(
-            parser=_hosts.format_of(*ADVICE_FORMATS), metavar="|".join(ADVICE_FORMATS), help="How to print it."
-        ),
-    ] = "text",
+    format: Annotated[str, _hosts.format_choice(*ADVICE_FORMATS, help="How to print it.")] = "text",
     nccl_version: NcclVersion = "",
     transport: _hosts.Transport = "ssh",
     python: _hosts.Python = "",
@@ -291,9 +286,7 @@ def tune(
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
     backend: _hosts.Backend = "auto",
-    ranks_per_host: Annotated[
-        int, typer.Option(metavar="N", show_default=False, min=0, help="Ranks per host [default: as bench].")
-    ] = 0,
+    ranks_per_host: Annotated[int, _hosts.count("Ranks per host [default: as bench].")] = 0,
     time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
     timeout: _hosts.StepLimit = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,

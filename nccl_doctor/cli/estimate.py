@@ -44,9 +44,7 @@ def estimate(
         ),
     ] = "",
     gpus: Annotated[str, typer.Option(metavar="N,N,...", help="For how many GPUs, one rank each: 8,16,32.")] = "",
-    gpus_per_host: Annotated[
-        int, typer.Option(metavar="N", show_default=False, min=0, help="GPUs of a host [default: as in the runs].")
-    ] = 0,
+    gpus_per_host: Annotated[int, _hosts.count("GPUs of a host [default: as in the runs].")] = 0,
     step: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,16 +66,7 @@ def estimate(
     grad_dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Type in which gradients are sent [default: --dtype].")
     ] = "",
-    layers: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            show_default=False,
-            min=0,
-            max=100000,
-            help="fsdp, zero3: modules that are gathered one at a time.",
-        ),
-    ] = 0,
+    layers: Annotated[int, _hosts.count("fsdp, zero3: modules that are gathered one at a time.", most=100000)] = 0,
     accumulate: Annotated[
         int,
         typer.Option(

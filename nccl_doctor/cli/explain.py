@@ -16,6 +16,8 @@ from nccl_doctor.findings.exit_codes import ExitCode
 if TYPE_CHECKING:
     from nccl_doctor.bench.outcome import Outcome
     from nccl_doctor.explain.model import Explanation
+    from nccl_doctor.explain.saved_runs import SavedRun
+    from nccl_doctor.facts.model import Bundle
 
 
 @app.command(
@@ -38,12 +40,7 @@ def explain(
         ),
     ],
     format: _hosts.Format = "text",
-    workers: Annotated[
-        int,
-        typer.Option(
-            metavar="N", show_default=False, min=0, max=256, help="Processes that read files [default: one per core]."
-        ),
-    ] = 0,
+    workers: Annotated[int, _hosts.count("Processes that read files [default: one per core].", most=256)] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
     import time
@@ -127,13 +124,10 @@ def _bench_runs(names: list[str]) -> tuple[list[str], dict[str, Outcome]]:
 
 def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[Explanation, ExitCode]:
     """The explanation with what saved runs found, and the exit code of both."""
-    from nccl_doctor.bench.verdict import together
     from nccl_doctor.explain import saved_runs
     from nccl_doctor.explain.model import InputProblem, Verdict
     from nccl_doctor.facts import bundle as bundles
-    from nccl_doctor.findings.model import Severity
     from nccl_doctor.report import explanation as report
-    from nccl_doctor.rules.judge import anything, judge
 
     runs = []
     problems = list(found.problems)
@@ -143,20 +137,8 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
         except bundles.BundleError as error:
             problems.append(InputProblem(name, str(error).removeprefix(f"{name}: ")))
             continue
-        judged = judge(bundle)
-        left = [f"not measured: {item.what}: {item.why}" for item in judged.unknown]
-        if {"job", "watch"}.intersection(bundle.plan.stages):
-            if not any(item.severity is Severity.FAIL for item in judged.findings):
-                left.append("not judged: a look at a job is no proof that it runs")
-        elif not anything(judged.stages):
-            left.append("not measured: no stage that was asked for applies to these hosts")
-        steps = tuple(item.next for item in judged.unknown if item.next)
-        runs.append(saved_runs.SavedRun(name, judged.findings, len(judged.reached), tuple(left), steps))
-    for name, run in benches.items():
-        left = [f"not judged: {told}" for kind, told in together(run.verdicts, run.ceiling) if kind == "cannot-judge"]
-        if not run.complete:
-            left.append("not measured: not every rank finished")
-        runs.append(saved_runs.SavedRun(name, run.findings, len(run.world.per_host), tuple(left)))
+        runs.append(_of_bundle(name, bundle))
+    runs += [_of_bench(name, run) for name, run in benches.items()]
     logs = found.read.files > len(found.saved_runs) and found.read.bytes > 0
     problems += [InputProblem(run.name, item) for run in runs for item in run.open]
     found = msgspec.structs.replace(found, problems=tuple(problems))
@@ -167,3 +149,31 @@ def _with_saved_runs(found: Explanation, benches: dict[str, Outcome]) -> tuple[E
     if not logs and told.verdict is Verdict.UNDECIDED:
         code = ExitCode.INCOMPLETE  # nothing failed, not all was measured
     return told, code
+
+
+def _of_bundle(name: str, bundle: Bundle) -> SavedRun:
+    """What was found by a check, or a look at a job, and what it left open."""
+    from nccl_doctor.explain.saved_runs import SavedRun
+    from nccl_doctor.findings.model import Severity
+    from nccl_doctor.rules.judge import anything, judge
+
+    judged = judge(bundle)
+    left = [f"not measured: {item.what}: {item.why}" for item in judged.unknown]
+    if {"job", "watch"}.intersection(bundle.plan.stages):
+        if not any(item.severity is Severity.FAIL for item in judged.findings):
+            left.append("not judged: a look at a job is no proof that it runs")
+    elif not anything(judged.stages):
+        left.append("not measured: no stage that was asked for applies to these hosts")
+    steps = tuple(item.next for item in judged.unknown if item.next)
+    return SavedRun(name, judged.findings, len(judged.reached), tuple(left), steps)
+
+
+def _of_bench(name: str, run: Outcome) -> SavedRun:
+    """What was found by a benchmark, and what it left open."""
+    from nccl_doctor.bench.verdict import together
+    from nccl_doctor.explain.saved_runs import SavedRun
+
+    left = [f"not judged: {told}" for kind, told in together(run.verdicts, run.ceiling) if kind == "cannot-judge"]
+    if not run.complete:
+        left.append("not measured: not every rank finished")
+    return SavedRun(name, run.findings, len(run.world.per_host), tuple(left))

@@ -34,40 +34,43 @@ def playbook(
     ] = None,
 ) -> None:
     """Show what a finding means, how to confirm it, and how to fix it. CAPITALS in commands are yours to fill in."""
-    from nccl_doctor.findings import manual, playbooks
+    from nccl_doctor.findings import playbooks
 
+    id = " ".join(words or ())
     if not words:
         _list(playbooks.names())
-        return
-    id = " ".join(words)
-    name = playbooks.for_finding(id)
-    if not name:
-        if below := [name for name in playbooks.names() if name.startswith(f"{id}.")]:
-            _list(below)
-            return
-        holding = _holding(id)
-        if aid := _is_of_first_aid(id, manual.pages()["first-aid"]):
-            typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
-        if holding:
-            _list(holding)
-        if holding or aid:
-            return
-        near = difflib.get_close_matches(id, playbooks.names(), n=3, cutoff=0.6)
-        _hosts.stop(
-            f"no playbook {id!r}"
-            + (
-                f"; did you mean: {', '.join(near)}?"
-                if near
-                else ", and none holds these words; of a whole log: nccl-doctor explain LOG"
-            )
-        )
-    if name != id:
-        typer.echo(f"{id} has no page of its own; this is {name}", err=True)
+    elif name := playbooks.for_finding(id):
+        if name != id:
+            typer.echo(f"{id} has no page of its own; this is {name}", err=True)
+        _show(name)
+    elif below := [name for name in playbooks.names() if name.startswith(f"{id}.")]:
+        _list(below)
+    else:
+        _search(id)
+
+
+def _show(name: str) -> None:
+    from nccl_doctor.findings import playbooks
     from nccl_doctor.report.playbook import WIDTH, text
 
     typer.echo(text(playbooks.load(name), _hosts.columns(WIDTH)), nl=False)
     if stages := _measured_by(name):
         typer.echo(f"\nMended? nccl-doctor check --hosts HOSTFILE --stage {','.join(stages)}")
+
+
+def _search(words: str) -> None:
+    """List what there is for these words; stop where there is nothing."""
+    from nccl_doctor.findings import manual, playbooks
+
+    holding = _holding(words)
+    if aid := _is_of_first_aid(words, manual.pages()["first-aid"]):
+        typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
+    if holding:
+        _list(holding)
+    if not holding and not aid:
+        near = difflib.get_close_matches(words, playbooks.names(), n=3, cutoff=0.6)
+        none = ", and none holds these words; of a whole log: nccl-doctor explain LOG"
+        _hosts.stop(f"no playbook {words!r}" + (f"; did you mean: {', '.join(near)}?" if near else none))
 
 
 def _measured_by(name: str) -> list[str]:

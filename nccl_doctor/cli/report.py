@@ -11,6 +11,15 @@ import typer
 from nccl_doctor.cli import _hosts, _judging, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
+ENDINGS = {
+    ".html": "html",
+    ".txt": "text",
+    ".xml": "junit",
+    ".json": "json",
+    ".sarif": "sarif",
+    ".prom": "prometheus",
+}
+
 
 @app.command(
     short_help="A saved run as HTML, JUnit, JSON, SARIF, Prometheus, ...",
@@ -51,19 +60,7 @@ def report(
     from nccl_doctor.report import formats
     from nccl_doctor.rules.gate import decide, exit_code
 
-    endings = {
-        ".html": "html",
-        ".txt": "text",
-        ".xml": "junit",
-        ".json": "json",
-        ".sarif": "sarif",
-        ".prom": "prometheus",
-    }
-    ending = output.suffix.lower() if output else ""
-    name = format or (endings.get(ending, "") if ending else "html")
-    if not name:
-        known = ", ".join(endings)
-        _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
+    name = format or _format_of(output)
     if runs and name != "html":
         _hosts.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
@@ -89,3 +86,12 @@ def report(
         files.write(output, text.encode())
     except OSError as error:
         _hosts.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+
+
+def _format_of(output: Path | None) -> str:
+    """The format that this file's ending tells; HTML without one."""
+    ending = output.suffix.lower() if output else ""
+    if ending and ending not in ENDINGS:
+        known = ", ".join(ENDINGS)
+        _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
+    return ENDINGS.get(ending, "html")

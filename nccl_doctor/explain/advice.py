@@ -105,7 +105,7 @@ _NEXT = {
     "sys.": "nccl-doctor check --stage system --hosts HOSTFILE",
     "sw.": "nccl-doctor check --stage software --hosts HOSTFILE",
     "env.": "nccl-doctor env lint",
-    "launch.": "nccl-doctor check --stage connectivity --hosts HOSTFILE",
+    **dict.fromkeys(("launch.rdzv", "launch.world-size"), "nccl-doctor check --stage connectivity --hosts HOSTFILE"),
 }
 
 

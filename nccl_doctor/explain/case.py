@@ -30,6 +30,8 @@ _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50}
 # A program that tells what to set, one thing a line, has not set it.
 _ADVISED = re.compile(r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b")
 
+MOST_RANKS = 1_000_000  # more than any job has: a larger number is none of ranks
+
 
 class Case(Logs):
     """All that is known about one set of logs: its lines by signature, and what they say of the job."""
@@ -41,12 +43,16 @@ class Case(Logs):
         self.exceptions = Exceptions(self, self.course)
 
     @functools.cached_property
-    def world(self) -> int:
-        """The number of ranks, as far as the logs say; 0 if they do not."""
+    def world_told(self) -> int:
+        """The number of ranks that a line of NCCL or of the program tells; 0 if none does."""
         sizes = [int(hit.groups["nranks"]) for hit in self.hits("nccl-init-start", "nccl-init-complete")]
         sizes += [int(hit.groups["world"]) for hit in self.hits("world-size")]
-        sizes += [rank + 1 for rank in self.summary.ranks if rank < 100_000]
-        return max(sizes, default=0)
+        return max((size for size in sizes if size <= MOST_RANKS), default=0)
+
+    @functools.cached_property
+    def world(self) -> int:
+        """The number of ranks, as far as the logs say: there may be more, of higher numbers; 0 if they do not."""
+        return max([self.world_told, *(rank + 1 for rank in self.summary.ranks if rank < MOST_RANKS)])
 
     @functools.cached_property
     def nccl_hosts(self) -> set[str]:
@@ -57,7 +63,9 @@ class Case(Logs):
     @functools.cached_property
     def nodes(self) -> int:
         """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
-        told = [int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdigit()]
+        told = [
+            int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdecimal()
+        ]
         return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
 
     @functools.cached_property

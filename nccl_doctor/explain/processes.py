@@ -76,7 +76,7 @@ class Names:
         named: dict[tuple[str, str], int] = {}
         for hit in self._hits("nccl-init-start", "nccl-init-complete", "nccl-comm-rank"):
             rank = hit.groups.get("rank", "")
-            if hit.pid and rank.isdigit() and hit.groups.get("nranks", "").isdigit():
+            if hit.pid and rank.isdecimal() and hit.groups.get("nranks", "").isdecimal():
                 named.setdefault((hit.host, hit.pid), int(rank))
         return named
 

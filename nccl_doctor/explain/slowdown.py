@@ -16,18 +16,18 @@ _STEP_RATE = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|t
 _STEADY = 6  # so many steps at a log's end were slow
 
 
-def slowed(case: Logs) -> bool:
+def slowed(logs: Logs) -> bool:
     """Whether the last step that was reported took far longer than the first one."""
-    if case.has(PACE_LEFT):
+    if logs.has(PACE_LEFT):
         return True
-    told = by_file((*case.hits("progress"), *case.tail)).values()
+    told = by_file((*logs.hits("progress"), *logs.tail)).values()
     return any(_slower("\n".join(hit.text for hit in hits)) for hits in told)
 
 
-def slower_steps(case: Logs) -> list[Hit]:
+def slower_steps(logs: Logs) -> list[Hit]:
     """A first step and the last ones, of one shape, where all of the last took far longer, and about the same time."""
-    for first in case.hits("progress"):
-        pace, tail = _pace(first.text), case.summary.tails.get(first.file, [])
+    for first in logs.hits("progress"):
+        pace, tail = _pace(first.text), logs.summary.tails.get(first.file, [])
         if not pace or not tail or first.line >= tail[0].line:
             continue
         alike = shape(first.text)
@@ -50,25 +50,25 @@ MOSTLY = 0.7  # of a step: no computation hides so much of it
 _TOLD = 3  # steps: the first ones are slow anywhere
 
 
-def communicating(case: Logs) -> list[Hit]:
+def communicating(logs: Logs) -> list[Hit]:
     """The steps that tell that most of their time was communication, where most of those that tell it say so."""
-    told = [hit for hit in (*case.hits("progress"), *case.tail) if "omm" in hit.text or "educe" in hit.text]
+    told = [hit for hit in (*logs.hits("progress"), *logs.tail) if "omm" in hit.text or "educe" in hit.text]
     told = [hit for hit in told if "overlap" not in hit.text]  # such communication costs the step nothing
     steps = sorted({place(hit): hit for hit in told}.items())
     shares = [(share, hit) for _, hit in steps if (share := communication_share(hit.text)) is not None]
     most = [hit for share, hit in shares if share >= MOSTLY]
-    return most if len(most) >= _TOLD and 2 * len(most) > len(shares) else _profiled(case)
+    return most if len(most) >= _TOLD and 2 * len(most) > len(shares) else _profiled(logs)
 
 
 _KERNEL = re.compile(r"\b((nccl:|nccl\w{0,20}Kernel)\w{0,80})[^%]{1,200}?(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%")
 _LAST_SHARE = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,2})?) ?%[^%]*$")
 
 
-def _profiled(case: Logs) -> list[Hit]:
+def _profiled(logs: Logs) -> list[Hit]:
     """Lines of a profile of the GPU in which NCCL's kernels took most of the time. torch's table names each twice: as the
     operation and as the kernel; each rank may print its own."""
     shares: dict[bool, dict[str, float]] = {True: {}, False: {}}  # of the operations, and of the kernels
-    hits = case.hits("kernel-shares")
+    hits = logs.hits("kernel-shares")
     for hit in hits:
         named, last = _KERNEL.findall(hit.text), _LAST_SHARE.search(hit.text)
         if first := OF_NSYS.search(hit.text):

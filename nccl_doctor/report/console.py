@@ -121,51 +121,52 @@ def _finding(number: int, items: list[Finding], findings: Sequence[Finding], con
     sure = f"{first.severity.value}, {confidence_word(min(item.confidence for item in items))}"
     for row in _head(number, first, visible(fold(hosts)), sure, console.width):
         console.print(row)
-
-    def line(text: Text, indent: int = 5, label: int = 0) -> None:
-        print_hanging(console, text, indent, label)
-
     titles = list(dict.fromkeys(item.title for item in items))
     for title in titles if verbose else titles[:TITLES_SHOWN]:
-        line(Text(visible(title)))
+        print_hanging(console, Text(visible(title)), 5)
     if len(titles) > TITLES_SHOWN and not verbose:
-        line(Text(f"... and {len(titles) - TITLES_SHOWN} more like these (--verbose shows all)", "dim"))
-    # The proof of each, before more proof of any: the reader wants to see that all of them are real.
-    proofs = [
-        proof
-        for rank in itertools.zip_longest(*(item.evidence for item in items))
-        for proof in rank
-        if proof is not None
-    ]
-    shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]
-    for text in itertools.chain.from_iterable(map(_evidence, shown)):
-        line(text, 7)
-    if len(proofs) > len(shown):
-        more = counted(len(proofs) - len(shown), "more line")
-        line(Text(f"... and {more} of proof (--verbose shows all)", "dim"), 7)
-    fixes = merged_fixes(items)
-    told = ""
-    for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
-        if fix.told != told:  # of the same for each host only the commands differ
-            told = fix.told
-            line(Text("fix now    " if index == 0 else "           ", "green").append(visible(told)), label=11)
-        if fix.command:  # whole, however long: it is there to be copied
-            where = f"on {visible(fix.host)}: " if fix.host else ""
-            command = Text(" " * 16 + where).append(visible(fix.command), "bold")
-            console.print(command, soft_wrap=True)
-    if len(fixes) > FIXES_SHOWN and not verbose:
-        line(Text(f"           ... and {len(fixes) - FIXES_SHOWN} more (--verbose shows all)", "dim"), label=11)
+        rest = f"... and {len(titles) - TITLES_SHOWN} more like these (--verbose shows all)"
+        print_hanging(console, Text(rest, "dim"), 5)
+    _print_proofs(items, console, verbose)
+    _print_fixes(merged_fixes(items), console, verbose)
     for advice in first.env:
-        line(Text("set        ", "green").append_text(_setting(advice)), label=11)
-    book = for_finding(first.id)
-    if book:
-        line(Text(f"playbook   nccl-doctor playbook {book}", "dim"), label=11)
+        print_hanging(console, Text("set        ", "green").append_text(_setting(advice)), 5, 11)
+    if book := for_finding(first.id):
+        print_hanging(console, Text(f"playbook   nccl-doctor playbook {book}", "dim"), 5, 11)
     effects = [other for other in findings if other.folded_under == first.id and other.severity is not Severity.INFO]
     if effects:
         ids = sorted(
             {f"{visible(other.id)}{' on ' + visible(fold(other.hosts)) if other.hosts else ''}" for other in effects}
         )
-        line(Text(f"└ explains {len(effects)} more: {'; '.join(ids)}", "dim"))
+        print_hanging(console, Text(f"└ explains {len(effects)} more: {'; '.join(ids)}", "dim"), 5)
+
+
+def _print_proofs(items: list[Finding], console: Console, verbose: bool) -> None:
+    """The proof of each, before more proof of any: the reader wants to see that all of them are real."""
+    in_turns = itertools.zip_longest(*(item.evidence for item in items))
+    proofs = [proof for turn in in_turns for proof in turn if proof is not None]
+    shown = proofs if verbose else proofs[:EVIDENCE_SHOWN]
+    for text in itertools.chain.from_iterable(map(_evidence, shown)):
+        print_hanging(console, text, 7)
+    if len(proofs) > len(shown):
+        more = counted(len(proofs) - len(shown), "more line")
+        print_hanging(console, Text(f"... and {more} of proof (--verbose shows all)", "dim"), 7)
+
+
+def _print_fixes(fixes: list[Fix], console: Console, verbose: bool) -> None:
+    """What to do; of what is the same for each host only the commands differ, which stay whole: they are there to be copied."""
+    told = ""
+    for index, fix in enumerate(fixes if verbose else fixes[:FIXES_SHOWN]):
+        if fix.told != told:
+            told = fix.told
+            label = "fix now    " if index == 0 else " " * 11
+            print_hanging(console, Text(label, "green").append(visible(told)), 5, 11)
+        if fix.command:
+            where = f"on {visible(fix.host)}: " if fix.host else ""
+            console.print(Text(" " * 16 + where).append(visible(fix.command), "bold"), soft_wrap=True)
+    if len(fixes) > FIXES_SHOWN and not verbose:
+        rest = f"... and {len(fixes) - FIXES_SHOWN} more (--verbose shows all)"
+        print_hanging(console, Text(" " * 11 + rest, "dim"), 5, 11)
 
 
 def _head(number: int, first: Finding, where: str, sure: str, width: int) -> list[Text]:

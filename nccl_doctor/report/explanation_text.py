@@ -57,7 +57,7 @@ def print_explanation(explanation: Explanation, console: Console, seconds: float
 def _print_body(explanation: Explanation, console: Console) -> None:
     """What proves the verdict, and what to do."""
     undecided = explanation.verdict is Verdict.UNDECIDED
-    if undecided:  # what would decide comes first, and no repair of what may not be broken is shown
+    if undecided and explanation.next:  # what would decide comes first; no repair of what may not be broken is shown
         _rows(console, "next", explanation.next[:4])
         console.print()
     best = explanation.causes[0].confidence if explanation.causes else 0.0

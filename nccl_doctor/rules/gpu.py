@@ -92,7 +92,7 @@ def silent_driver(host: Host, fact: GpuFact, nvml: Witness) -> Finding:
     """What an NVML that did not answer says of the driver; ``MissingFact`` where it may not be asked."""
     if nvml.code == _NO_PERMISSION:
         raise MissingFact("NVML", f"not permitted: {nvml.detail}")
-    id, title, fix = _init_failure(nvml)
+    id, title, fix = _init_failure(fact, nvml)
     if nvml.outcome == "timed-out":
         id, title = "gpu.driver.hang", f"the NVIDIA driver hangs: {nvml.call or 'NVML'} does not return"
         fix = Fix(
@@ -107,10 +107,19 @@ def _unanswered(gpu: GpuDevice) -> dict[str, str]:
     return {text: field for field, text in reversed(gpu.errors.items())}
 
 
-def _init_failure(nvml: Witness) -> tuple[str, str, Fix]:
+def _init_failure(fact: GpuFact, nvml: Witness) -> tuple[str, str, Fix]:
     """Finding id, title, and what to do where NVML does not start."""
     look = Fix("read what the kernel module says", "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20")
-    return _INIT_FAILURES.get(nvml.code or 0, ("gpu.driver.failed", f"NVML fails: {nvml.detail}", look))
+    known = _INIT_FAILURES.get(nvml.code or 0)
+    if known and known[0] == "gpu.driver.not-loaded" and fact.module_version:
+        known = (
+            None  # it is loaded, and does not answer for another reason: no device files, or GPUs that failed to start
+        )
+        look = Fix(
+            "its module is loaded: see whether the device files are there, and what the module says of its GPUs",
+            "ls -l /dev/nvidia*; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",
+        )
+    return known or ("gpu.driver.failed", f"NVML fails: {nvml.detail}", look)
 
 
 def _second_witness(host: Host, fact: GpuFact) -> Iterator[Finding]:

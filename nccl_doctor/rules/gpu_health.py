@@ -11,7 +11,10 @@ from nccl_doctor.rules.engine import Host, host_rule
 from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons
 from nccl_doctor.rules.thresholds import value
 
-_RESET = "drain the host, then reset this GPU (before Ampere: with all that it has NVLinks to)"
+_REPLACE = Fix(
+    "take the host out and replace the GPU (RMA); its vendor asks for this report", "sudo nvidia-bug-report.sh"
+)
+_RELOAD = Fix("drain the host and reboot it (or unload and load the driver)", "sudo reboot", risky=True)
 
 
 @host_rule(
@@ -32,15 +35,15 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     gpus = devices(answered(host))
     for gpu in gpus:
-        for id, title, quote, remedy in _faults(gpu):
+        for id, title, quote, fix in _faults(gpu):
             yield host.finding(
                 id,
                 Severity.FAIL,
                 title,
                 proof(host, gpu, quote),
-                Fix(remedy, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", risky=True),
+                fix,
                 places=[place(host, gpu)],
-                explains=("gpu.needs-reset",) if "(RMA)" not in remedy else (),
+                explains=("gpu.needs-reset",) if fix is not _REPLACE else (),
             )
         corrected = gpu.ecc_corrected_volatile or 0
         if corrected >= value("gpu.ecc.corrected.warn"):
@@ -67,28 +70,30 @@ def memory_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     need_fields(gpus, "SRAM errors", "sram_threshold_exceeded")
 
 
-def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, str]]:
+def _reset(gpu: GpuDevice) -> Fix:
+    drain = "drain the host, then reset this GPU (before Ampere: with all that it has NVLinks to)"
+    return Fix(drain, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", risky=True)
+
+
+def _faults(gpu: GpuDevice) -> Iterator[tuple[str, str, str, Fix]]:
     """(finding id, title, what NVML says, what to do) of every fault of a GPU's memory."""
     if count := gpu.ecc_uncorrected_volatile:
         total = gpu.ecc_uncorrected_aggregate
         quote = f"uncorrected volatile ECC errors: {count}" + (f", lifetime {total}" if total is not None else "")
-        yield "gpu.ecc.uncorrectable", f"uncorrectable ECC errors on GPU {gpu.label}", quote, _RESET
+        yield "gpu.ecc.uncorrectable", f"uncorrectable ECC errors on GPU {gpu.label}", quote, _reset(gpu)
     if gpu.remap_failure:
         title = f"row remapping failed on GPU {gpu.label}: replace it"
-        remedy = "take the host out and replace the GPU (RMA)"
-        yield "gpu.ecc.row-remap-failure", title, "remapping failure occurred: Yes", remedy
+        yield "gpu.ecc.row-remap-failure", title, "remapping failure occurred: Yes", _REPLACE
     if gpu.sram_threshold_exceeded:
         title = f"GPU {gpu.label} has had more SRAM errors than it may: replace it"
-        remedy = "take the host out, run the field diagnostic and replace the GPU (RMA)"
-        yield "gpu.ecc.sram-threshold", title, "SRAM threshold exceeded: Yes", remedy
+        yield "gpu.ecc.sram-threshold", title, "SRAM threshold exceeded: Yes", _REPLACE
     if gpu.remap_pending:
         rows = f"{gpu.remapped_uncorrectable} uncorrectable, {gpu.remapped_correctable} correctable"
         title = f"a row remap of GPU {gpu.label} waits for a reset"
-        yield "gpu.ecc.row-remap-pending", title, f"row remap pending: Yes (remapped rows: {rows})", _RESET
+        yield "gpu.ecc.row-remap-pending", title, f"row remap pending: Yes (remapped rows: {rows})", _reset(gpu)
     if gpu.retired_pages_pending:
-        title = f"a page retirement of GPU {gpu.label} waits"
-        remedy = "drain the host and reload the driver or reboot"
-        yield "gpu.ecc.retirement-pending", title, "pending page retirement: Yes", remedy
+        title = f"a page retirement of GPU {gpu.label} waits for the driver to be loaded anew"
+        yield "gpu.ecc.retirement-pending", title, "pending page retirement: Yes", _RELOAD
 
 
 @host_rule("gpu", "gpu.needs-reset")
@@ -112,7 +117,7 @@ def recovery_action(host: Host, plan: Plan) -> Iterator[Finding]:
 def _recovery(gpu: GpuDevice) -> Fix:
     """What to do about the action that the driver asks for; a reboot, where we do not know it."""
     if gpu.recovery_action in ("gpu-reset", "drain-and-reset"):
-        return Fix(_RESET, f"sudo nvidia-smi --gpu-reset -i {gpu.index}", risky=True)
+        return _reset(gpu)
     if gpu.recovery_action == "drain-p2p":
         text = "end the jobs on all GPUs that share NVLinks with this one; then see whether it still asks for more"
         return Fix(text, "nvidia-smi -q | grep -A2 'GPU Recovery Action'")

@@ -63,7 +63,7 @@ def modes(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "gpu.compute-mode.prohibited",
             Severity.FAIL,
-            f"{len(shut)} of {len(gpus)} GPUs take no compute process",
+            f"{len(shut)} of {len(gpus)} GPUs in compute mode 'prohibited': no process may use {'it' if len(shut) == 1 else 'them'}",
             [proof(host, gpu, "compute mode: prohibited") for gpu in shut[:4]],
             Fix("set the default mode", "sudo nvidia-smi -c DEFAULT"),
             places=[place(host, gpu) for gpu in shut],

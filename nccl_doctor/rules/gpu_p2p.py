@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
@@ -38,7 +39,7 @@ def acs(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "gpu.p2p.acs",
             Severity.WARN,
-            f"ACS redirects peer-to-peer traffic on {len(hit)} ports of PCIe switches above GPUs or NICs",
+            f"ACS redirects peer-to-peer traffic on {counted(len(hit), 'port')} of PCIe switches above GPUs or NICs",
             [(f"ACS control {bridge.control} (redirect)", f"config space of {bridge.bus_id}") for bridge in hit[:4]],
             Fix("see which bridges", "sudo lspci -vvv | grep -E '^[0-9a-f]|ACSCtl' | grep -B1 ReqRedir+"),
             Fix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.topology import AcsBridge, TopologyFact
 from nccl_doctor.facts.topology_matrix import Matrix
@@ -77,7 +78,7 @@ def sentences(host: Host, matrix: Matrix) -> list[tuple[str, str]]:
         else:
             told.append(("GPUDirect", "off: neither nvidia_peermem nor DMA-BUF (it needs Linux 5.12 and open modules)"))
     if ports := redirecting(topology):
-        told.append(("ACS", f"redirects P2P through the CPU on {len(ports)} ports of PCIe switches"))
+        told.append(("ACS", f"redirects P2P through the CPU on {counted(len(ports), 'port')} of PCIe switches"))
     elif topology.acs.outcome == "not-permitted":
         told.append(("ACS", "not known: reading it needs root"))
     if translating(topology):

@@ -12,6 +12,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
+from nccl_doctor.rules.limits import memlock_fixes
 from nccl_doctor.rules.rails import AWS
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -39,7 +40,7 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "ib.device-not-found.uverbs",
             Severity.WARN if given else Severity.FAIL,
-            f"{len(absent)} of {len(fact.uverbs_expected)} verbs device files are missing"
+            f"verbs device files: {len(absent)} of {len(fact.uverbs_expected)} missing"
             + (": this container was not given them" if given else ""),
             [(f"no /dev/infiniband/{name}", "/dev/infiniband") for name in absent[:3]],
             Fix(
@@ -103,8 +104,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         Severity.FAIL,
         f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
         (f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}", "ulimit -l"),
-        *([Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited")] if hard is None else []),
-        Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1"),
+        *memlock_fixes(hard is None),
         explains=("collectives",),
     )
 

@@ -95,18 +95,29 @@ def alike(fleet: Fleet) -> Iterator[Finding]:
     firmware = row(
         "HCA firmware",
         {
-            host: ", ".join(sorted({f"{r.device.board_id or ''} {r.device.fw_ver}" for r in ports if r.device.fw_ver}))
+            host: ", ".join(sorted({_firmware(rail) for rail in ports if rail.device.fw_ver}))
             for host, ports in found.items()
         },
     )
+    usual = firmware.majority.split(", ")
+    other = [
+        Place(host=host, nic=rail.label)
+        for host in firmware.odd
+        for rail in found[host]
+        if rail.device.fw_ver and _firmware(rail) not in usual
+    ]
     yield from _differs(rates, "ib.rails-differ", Severity.FAIL, _slow_places(active, rates))
     yield from _differs(layers, "ib.link-layer-differs", Severity.FAIL, [])
-    yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, [])
+    yield from _differs(firmware, "ib.firmware-differs", Severity.WARN, other)
     mtus = {host: _each([_mtu(rail) for rail in ports if rail.roce]) for host, ports in found.items()}
     for host in (host for host, text in mtus.items() if "?" in text):
         fleet.lack("rail MTU", "not told", host)
     told = {host: text for host, text in mtus.items() if text and "?" not in text}
     yield from _differs(row("rail MTU (bytes)", told), "ib.mtu.differs", Severity.WARN, [])
+
+
+def _firmware(rail: Rail) -> str:
+    return f"{rail.device.board_id or ''} {rail.device.fw_ver}"
 
 
 def _mtu(rail: Rail) -> float | None:

@@ -118,11 +118,13 @@ def _naming(usual: list[Rail]) -> Fix:
 
 def _port_fixes(host: Host, rail: Rail) -> list[Fix]:
     """What to do about a port that is not active."""
-    fixes = [own_view(rail), *cable_fixes(host, rail)]
+    waits = "INIT" in (rail.port.state or "")  # its cable is good
+    fixes = [own_view(rail), *(far_end(host, rail) if waits and linked_up(rail) else cable_fixes(host, rail))]
     if rail.roce and rail.device.netdevs:
         fixes.insert(0, Fix("bring the interface up", f"sudo ip link set {shell_word(rail.device.netdevs[0].name)} up"))
-    if "INIT" in (rail.port.state or ""):
-        fixes.insert(0, Fix("see whether a subnet manager runs in the fabric", "sudo sminfo"))
+    if waits:
+        asked = f"sudo sminfo -C {shell_word(rail.device.name)} -P {rail.port.port}"
+        fixes.insert(0, Fix("see whether a subnet manager answers on this port", asked))
     return fixes
 
 

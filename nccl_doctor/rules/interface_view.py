@@ -165,8 +165,10 @@ def remove(setting: Setting, host: str) -> tuple[Fix, ...]:
     if setting.line:
         command = f"sudo sed -i '{setting.line}s/^/#/' {shell_word(setting.source)}"
         return (Fix(f"remove line {setting.line}", command, host),)
-    where = "the command line given to nccl-doctor" if setting.source == "job environment" else "the job's environment"
-    return (Fix(f"take it out of {where}", f"unset {setting.name}"),)
+    if setting.source == "job environment":
+        return (Fix("take it out of the command line given to nccl-doctor", f"unset {setting.name}"),)
+    files = "/etc/environment /etc/profile /etc/profile.d/* ~/.bashrc ~/.profile ~/.bash_profile"
+    return (Fix("find what sets it at login, and take it out there", f"grep -ns {setting.name} {files}", host),)
 
 
 def unset(setting: Setting, reason: str) -> tuple[EnvAdvice, ...]:

@@ -174,7 +174,7 @@ def _unreachable(
     return finding(
         "net.wrong-interface.unreachable",
         Severity.FAIL,
-        f"NCCL would hand out {address.address} ({address.name}), which {few(sources)} cannot reach{but}",
+        f"NCCL would hand out {address.address} ({address.name}), which {fold(sources)} cannot reach{but}",
         [choice_evidence(item, address), *map(_quoted, (*failed[:3], *elsewhere[:1]))],
         places=[Place(item.host, nic=address.name, peer=source) for source in sources[:8]],
         confidence=0.97 if elsewhere else 0.8,

@@ -38,7 +38,7 @@ class Launcher(msgspec.Struct, frozen=True):
     def hosts_wanted(self) -> int:
         """How many hosts ``--nnodes`` asks for, at least; 1 where it is not given, 0 where it is no number."""
         text = self.process.options.get("nnodes", "1").partition(":")[0]
-        return int(text) if text.isdigit() else 0
+        return int(text) if text.isdecimal() else 0
 
     @property
     def proof(self) -> list[Evidence]:

@@ -22,7 +22,7 @@ from nccl_doctor.rules.job_words import (
     silence,
     state,
 )
-from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob
+from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob, works
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -81,7 +81,8 @@ def _elsewhere(job: RunningJob) -> list[Rank]:
 def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
     """No rank is stuck in the kernel (state D at both readings): a dead NFS or Lustre server, a failing disk, a driver.
 
-    Such a process cannot even be killed. Where it may be read, the kernel function and the file say what it waits for.
+    Such a process cannot even be killed; one that has read or written something between the looks is at work. Where it may
+    be read, the kernel function and the file say what it waits for.
     """
     for job in jobs_of(fleet):
         for rank in job.ranks.values():
@@ -91,6 +92,8 @@ def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
             if job.moved_bytes or not stuck or not (stuck[0] is rank.process or rank.now.kind == "loader"):
                 continue
             process = stuck[0]
+            if works(process, job.interval_s):  # one read or write after the other
+                continue
             reading = process.readings[-1]
             assert reading is not None and reading.main is not None
             kernel = " < ".join(reading.main.kernel_stack[:4])
@@ -102,11 +105,12 @@ def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
             yield finding(
                 "hang.kernel-wait",
                 Severity.FAIL,
-                f"{rank.label} is stuck in the kernel: it waits for {what}{kind}{others(job, rank)}",
+                f"{rank.label} is stuck in the kernel: it waits for {what}{kind}{others(job, rank)}{_so_far(job)}",
                 [*proof, *silence(job)],
-                confidence=0.9,
+                confidence=0.7 if _so_far(job) else 0.9,
                 places=places([rank]),
                 fixes=(
+                    *_again(job),
                     Fix("what it waits for", f"sudo cat /proc/{process.pid}/stack; sudo dmesg -T | tail -30", rank.host),
                     Fix("do the host's mounts answer?", f"nccl-doctor check -H {rank.host} --stage system"),
                 ),

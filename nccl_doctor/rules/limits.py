@@ -40,17 +40,21 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     else:
         severity, title = Severity.FAIL, f"{shown}: RDMA ({few(rdma)}) cannot register its buffers"
     capability = f", CapEff {system.container.capabilities}" if rdma and free else ""
-    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited")
     yield host.finding(
         "ib.memlock",
         severity,
         title,
         (f"RLIMIT_MEMLOCK soft {_show(limit.soft)}, hard {_show(limit.hard)}{capability}", "ulimit -l"),
-        *((own,) if limit.hard == UNLIMITED else ()),
-        _raised("memlock", "unlimited", "rdma"),
-        Fix("Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1, or --cap-add IPC_LOCK"),
+        *memlock_fixes(limit.hard == UNLIMITED),
         explains=("collectives",) if severity is Severity.FAIL else (),
     )
+
+
+def memlock_fixes(free: bool) -> list[Fix]:
+    """How to raise the limit on locked memory; ``free``: the hard limit is none."""
+    own = Fix("in the job's shell: the hard limit allows it", "ulimit -l unlimited")
+    service = "Slurm: LimitMEMLOCK=infinity in slurmd's unit; containers: --ulimit memlock=-1, or --cap-add IPC_LOCK"
+    return [*([own] if free else []), _raised("memlock", "unlimited", "rdma"), Fix(service)]
 
 
 def _raised(limit: str, amount: str, file: str) -> Fix:

@@ -67,7 +67,7 @@ class Rank(msgspec.Struct, frozen=True):
     def at_work(self, interval_s: float) -> bool:
         """Whether it, or a child of it, computes, reads, writes, fetches or ends: it may come by itself."""
         processes = (self.process, *self.children)
-        return self.now.kind in _AT_WORK or any(_works(process, interval_s) for process in processes)
+        return self.now.kind in _AT_WORK or any(works(process, interval_s) for process in processes)
 
     @property
     def peer(self) -> int | None:
@@ -250,7 +250,8 @@ def computes(process: Process, interval_s: float) -> bool:
     return last is not None and (last.state == "R" or (cpu_between(process) or 0.0) > _BUSY_SHARE * interval_s)
 
 
-def _works(process: Process, interval_s: float) -> bool:
+def works(process: Process, interval_s: float) -> bool:
+    """Whether it computes, or has read, written, sent or received more than heartbeats between the readings."""
     first, last = (process.readings[0], process.readings[-1]) if process.readings else (None, None)
     if first is None or last is None:
         return False

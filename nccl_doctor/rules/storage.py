@@ -140,8 +140,9 @@ def _disk(host: Host, entry: Filesystem, paths: str) -> Iterator[Finding]:
     kind = " ".join(dict.fromkeys((entry.type, entry.source)))  # a tmpfs is its own source
     where = f"{entry.mount} ({kind})" if entry.mount else entry.looked_at
     free, place = size(entry.free_bytes), shell_word(entry.looked_at)
+    holds = f" ({paths})" if paths != entry.mount else ""
     proof = (
-        f"{where}: {free} free of {size(entry.size_bytes)}, {entry.inodes_free} of {entry.inodes} inodes free; holds {paths}",
+        f"{where}: {free} free of {size(entry.size_bytes)}, {entry.inodes_free} of {entry.inodes} inodes free{holds}",
         f"stat -f {entry.looked_at}",
     )
     look = Fix("see what fills it", f"sudo du -xsh {place}/* 2>/dev/null | sort -h | tail")
@@ -157,14 +158,14 @@ def _disk(host: Host, entry: Filesystem, paths: str) -> Iterator[Finding]:
                 Fix("if not, make it writable", f"sudo mount -o remount,rw {shell_word(entry.mount or entry.path)}"),
             )
     elif entry.free_bytes < value("disk.free.fail"):
-        title = f"{where} is full: {free} free ({paths})"
+        title = f"{where} is full: {free} free{holds}"
         yield host.finding("sys.disk-full", Severity.FAIL, title, proof, look)
     elif entry.inodes and entry.inodes_free < value("disk.inodes.fail"):
-        title = f"{where} has no inodes left: {entry.inodes_free} free ({paths})"
+        title = f"{where} has no inodes left: {entry.inodes_free} free{holds}"
         fix = Fix("see where they are", f"sudo du --inodes -xs {place}/* | sort -n | tail")
         yield host.finding("sys.disk-full.inodes", Severity.FAIL, title, proof, fix)
     elif entry.free_bytes < min(value("disk.free.warn"), entry.size_bytes / 2):
-        title = f"{where} is nearly full: {free} free ({paths})"
+        title = f"{where} is nearly full: {free} free{holds}"
         yield host.finding("sys.disk-full.low", Severity.WARN, title, proof, look)
 
 

@@ -53,6 +53,11 @@ def attribute(**values: Any) -> Break:
     return apply
 
 
+def not_loaded(machine: Machine) -> None:
+    machine.settings.update(init="err:9")
+    machine.modules -= {"nvidia", "nvidia_uvm"}
+
+
 def log(*lines: str, ago_s: float = 600.0) -> Break:
     def apply(machine: Machine) -> None:
         assert machine.kernel_log is not None
@@ -107,7 +112,8 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "GPU is lost": (gpu(5, handle="lost"), {"gpu.fell-off-bus.lost"}, "GPU is lost"),
     "hanging NVML": (setting(hang="nvmlDeviceGetUUID", hang_gpu="3"), {"gpu.driver.hang"}, "GetUUID of GPU 3"),
     "driver mismatch": (setting(init="err:18"), {"gpu.driver.mismatch"}, "version mismatch"),
-    "driver not loaded": (setting(init="err:9"), {"gpu.driver.not-loaded"}, "Driver Not Loaded"),
+    "driver not loaded": (not_loaded, {"gpu.driver.not-loaded"}, "Driver Not Loaded"),
+    "driver loaded, NVML denies it": (setting(init="err:9"), {"gpu.driver.failed"}, "kernel module 550.90.07"),
     "GPU answers errors": (
         gpu(1, temperature_0="err:999", power_mw="err:999", clock_1="err:999"),
         {"gpu.driver.failed"},
@@ -150,11 +156,11 @@ FAULTS: dict[str, tuple[Break, set[str], str]] = {
     "MIG": (gpu(0, mig_mode=1, mig_mode_pending=1), {"gpu.mig"}, "enabled"),
     "held by a process": (gpu(2, processes=f"4711:{40 << 30}"), {"gpu.busy.nvml"}, "pid 4711"),
     "leaked memory": (gpu(2, memory_used=20 << 30), {"gpu.busy.memory-without-process"}, "20 GiB"),
-    "prohibited": (gpu(2, compute_mode=2), {"gpu.compute-mode.prohibited", "gpu.settings-differ"}, "prohibited"),
+    "prohibited": (gpu(2, compute_mode=2), {"gpu.compute-mode.prohibited", "gpu.settings-differ"}, "no process may use it"),
     "other model": (other_model, {"gpu.mixed-models"}, "NVIDIA A100-SXM4-80GB on gpu03"),
     "other driver": (other_driver, {"gpu.driver.differs", "gpu.firmware-differs"}, "535.161.08 on gpu03"),
     "other VBIOS": (every_gpu(vbios="96.00.30.00.01"), {"gpu.firmware-differs"}, "96.00.30.00.01"),
-    "ACS": (attribute(acs={Machine.bridge(1): 0x1D}), {"gpu.p2p.acs"}, "0x001d"),
+    "ACS": (attribute(acs={Machine.bridge(1): 0x1D}), {"gpu.p2p.acs"}, "on 1 port of PCIe switches"),
     "IOMMU": (attribute(iommu="DMA-FQ"), {"gpu.p2p.iommu"}, "DMA-FQ"),
     "P2P denied": (gpu(0, p2p_0_1=5, p2p_1_1=5), {"gpu.p2p.denied"}, "read NS"),
     "IB port down": (hca(3, state="1: DOWN", phys_state="2: Polling"), {"ib.port-down"}, "2: Polling"),

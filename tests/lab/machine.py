@@ -120,7 +120,7 @@ def processes_in(namespace: Path) -> list[Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def end(pids: Iterable[int], seconds: float = 5.0) -> None:
+def end(pids: Iterable[int], seconds: float = 60.0) -> None:
     """Kill processes by pid and wait until they are gone; ``LabError`` for one that stays."""
     waiting = set(pids)
     for pid in waiting:
@@ -138,7 +138,7 @@ def end(pids: Iterable[int], seconds: float = 5.0) -> None:
             time.sleep(0.005)
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Call ``condition`` until it is true, ever less often; ``LabError`` naming ``what`` after ``seconds``."""
     deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():

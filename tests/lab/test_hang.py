@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from . import machine
@@ -21,6 +22,19 @@ from .lab import Lab
 
 PROGRAM = Path(__file__).parent / "programs" / "training.py"
 PLACES = {0: "gpu01", 1: "gpu01", 2: "gpu02", 3: "gpu03"}
+
+
+def runs(pid: int) -> bool:
+    """Whether a thread of a rank, or of a worker of it, has a processor or waits for one: on a busy machine that takes long."""
+    with contextlib.suppress(psutil.Error):
+        rank = psutil.Process(pid)
+        tasks = [
+            task for process in (rank, *rank.children()) for task in Path(f"/proc/{process.pid}/task").glob("*/stat")
+        ]
+        with contextlib.suppress(OSError):  # one ended meanwhile: somebody runs
+            return any(task.read_text().rpartition(")")[2].split()[0] == "R" for task in tasks)
+        return True
+    return False
 
 
 class Training:
@@ -55,23 +69,27 @@ class Training:
         """Tell a rank what to do, and wait until the others wait for it."""
         file = self.place / f"rank-{rank}"
         file.write_text(what)
-        machine.wait_for(lambda: not file.exists(), "the rank to take its order", 60)
+        machine.wait_for(lambda: not file.exists(), "the rank to take its order", 120)
         self.wait_until_it_stands()
 
     def wait_until_it_stands(self) -> None:
-        """Until no rank has taken a step for two seconds, a hundred times as long as one takes."""
+        """Until no rank has taken a step for two seconds, a hundred times as long as one takes, or waits for a processor."""
 
         def stands() -> bool:
             before = [self.steps(rank) for rank in PLACES]
-            time.sleep(2.0)
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:
+                if any(map(runs, self.pids.values())):
+                    return False
+                time.sleep(0.1)
             return before == [self.steps(rank) for rank in PLACES]
 
-        machine.wait_for(stands, "the job to stand", 60)
+        machine.wait_for(stands, "the job to stand", 120)
 
     def goes_on(self) -> None:
         """All ranks take steps again."""
         before = {rank: self.steps(rank) for rank in PLACES}
-        machine.wait_for(lambda: all(self.steps(rank) > before[rank] for rank in PLACES), "further steps", 60)
+        machine.wait_for(lambda: all(self.steps(rank) > before[rank] for rank in PLACES), "further steps", 120)
 
     def hang(self, *options: str, hosts: str = "gpu[01-03]") -> dict[str, Any]:
         """What ``hang`` says of it, as JSON."""
@@ -125,8 +143,13 @@ def held(answer: dict[str, Any], id: str, host: str, rank: int) -> dict[str, Any
     found: dict[str, Any] = answer["findings"][0]
     assert (found["id"], found["hosts"]) == (id, [host]), answer["findings"]
     assert [place.get("rank") for place in found["places"]] == [rank]
-    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]
+    assert not of_the_job(answer["findings"][1:]), answer["findings"]
     return found
+
+
+def of_the_job(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is told of the job, but for consequences. This machine's memory and kernel log are its own: others have killed there."""
+    return [item for item in findings if item["id"].startswith(("hang.", "app.")) and not item.get("folded_under")]
 
 
 def text(found: dict[str, Any]) -> str:
@@ -134,8 +157,15 @@ def text(found: dict[str, Any]) -> str:
 
 
 def test_a_job_that_works_is_not_accused(training: Training) -> None:
-    answer = training.hang("--interval", "2")  # a step may be slow beside other tests
-    assert answer["verdict"] == "moves" and answer["exit_code"] == 4 and not answer["findings"], answer
+    answers: list[dict[str, Any]] = []
+
+    def moves() -> bool:
+        answers.append(training.hang("--interval", "2"))
+        return bool(answers[-1]["verdict"] == "moves")
+
+    machine.wait_for(moves, "a step while it is looked at", 120)  # it may be slow beside other tests
+    answer = answers[-1]
+    assert answer["exit_code"] == 4 and not of_the_job(answer["findings"]), answer
     assert [(row["rank"], row["host"], row["pid"]) for row in answer["ranks"]] == [
         (rank, PLACES[rank], training.pids[rank]) for rank in PLACES
     ]
@@ -226,4 +256,4 @@ def test_a_rank_that_waits_for_a_message_which_nobody_sends(training: Training) 
     assert [(place["host"], place["rank"]) for place in found["places"]] == [("gpu02", 2), ("gpu03", 3)]
     assert "rank 2 waits in recv from 3 at receive (training.py:" in found["title"]
     assert "rank 3 in all_reduce at leave (training.py:" in found["title"]
-    assert all(item.get("folded_under") for item in answer["findings"][1:]), answer["findings"]
+    assert not of_the_job(answer["findings"][1:]), answer["findings"]

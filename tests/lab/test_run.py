@@ -83,7 +83,7 @@ def test_a_job_whose_host_fails_is_started_again_on_the_spare(lab: Lab, tmp_path
         machine.wait_for(lambda: (tmp_path / "first").exists(), "the first attempt", 120)
         with lab.fault("small-shm", "gpu01"):
             (tmp_path / "broken").touch()
-            out, err = job.communicate(timeout=120)
+            out, err = job.communicate(timeout=240)
     finally:
         job.kill()
         job.wait()
@@ -107,7 +107,7 @@ def test_a_rank_that_plain_ssh_started_elsewhere_is_named_and_no_attempt_starts_
             told += line
         os.kill(job.pid, signal.SIGINT)  # whoever looks on need not wait; the rank stays
         told += job.stderr.read()
-        job.wait(60)
+        job.wait(120)
     finally:
         job.kill()
         job.wait()

@@ -361,4 +361,5 @@ def test_hang_finds_the_ranks_of_srun(lab: Lab, slurm: dict[str, str], what: str
         machine.end([step])
     (found, *rest), (job,) = told[-1]["findings"], told[-1]["jobs"]
     assert found["hosts"] == ["gpu03"] and [place["rank"] for place in found["places"]] == [2]
-    assert told[-1]["verdict"] == "held" and job["world"] == 3 and all(item["folded_under"] for item in rest)
+    rest = [item for item in rest if item["id"].startswith(("hang.", "app."))]  # this machine's own kills tell nothing
+    assert told[-1]["verdict"] == "held" and job["world"] == 3 and all(item.get("folded_under") for item in rest)

@@ -25,8 +25,8 @@ from .lab import Lab
 LEAK = """
 import time
 kept = []
-for _ in range(500):  # 1 GB, and then it only waits
-    kept.append(bytearray(2_000_000))
+for _ in range(2000):  # 1 GB, and then it only waits
+    kept.append(bytearray(500_000))
     time.sleep(0.1)
 time.sleep(600)
 """
@@ -34,7 +34,7 @@ time.sleep(600)
 THRESHOLDS = """\
 watch.samples: 2
 watch.growth.samples: 12
-watch.growth.share: 0.0001
+watch.growth.share: 0.000001
 watch.growth.fit: 0.2
 watch.growth.horizon: .inf
 watch.rank-ended: 2
@@ -65,7 +65,7 @@ class Watching:
         def told() -> bool:
             return any(all(word in line for word in words) for line in list(self.lines))
 
-        machine.wait_for(told, f"a line with {words} (told: {self.lines})", 60)
+        machine.wait_for(told, f"a line with {words} (told: {self.lines})", 120)
 
     def samples(self) -> int:
         """How many there are of every host that answers, by the last line that said so."""
@@ -74,7 +74,7 @@ class Watching:
 
     def wait_for_samples(self, count: int) -> None:
         """Until there are so many."""
-        machine.wait_for(lambda: self.samples() >= count, f"{count} samples (told: {self.lines})", 90)
+        machine.wait_for(lambda: self.samples() >= count, f"{count} samples (told: {self.lines})", 120)
 
     def wait_for_ranks(self, count: int) -> None:
         """Until so many were found: to look for them may take longer than the first samples."""
@@ -83,12 +83,12 @@ class Watching:
             told = [match[1] for line in list(self.lines) if (match := re.search(r" (\d+) ranks?$", line.rstrip()))]
             return bool(told) and int(told[-1]) >= count
 
-        machine.wait_for(found, f"{count} ranks (told: {self.lines})", 90)
+        machine.wait_for(found, f"{count} ranks (told: {self.lines})", 120)
 
     def end(self, number: int = signal.SIGINT) -> dict[str, Any]:
         """What it answers when it is told to end."""
         os.kill(self.process.pid, number)
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=120)
         answer: dict[str, Any] = json.loads(out)
         assert answer["exit_code"] == self.process.returncode == 130
         return answer

@@ -13,12 +13,12 @@ ROUNDS = 3  # the least of them counts
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    """CPU time of this process for one call: neighbours on the machine do not count, nor other tests' garbage."""
+    """CPU time of this thread for one call: neighbours on the machine do not count, nor what other tests left running."""
     gc.disable()
     try:
-        started = time.process_time()
+        started = time.thread_time()
         call()
-        return time.process_time() - started
+        return time.thread_time() - started
     finally:
         gc.enable()
 

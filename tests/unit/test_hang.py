@@ -793,6 +793,12 @@ def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:
     ranks = four(r2=process(2, OWN, readings=[reading("D", main=stuck)] * 2))
     found = first(examine(bundle(*ranks)))
     assert found.id == "hang.kernel-wait" and "/mnt/ckpt/a.pt (nfs4)" in found.title and blamed(found) == [("gpu02", 2)]
+    assert first(examine(bundle(*silent_for(5_000, *ranks)))).title.endswith(
+        "3 other ranks wait in barrier, for 5 s so far"
+    )
+    writes = [reading("D", main=stuck, written_bytes=size) for size in (0, 64 << 20)]
+    answer = examine(bundle(*four(r2=process(2, OWN, readings=writes))))
+    assert answer.verdict == "not-known" and "rank 2 is at work, 3 of 4 ranks found wait in barrier" in answer.sentence
     assert any("rpc_wait_bit < nfs_" in item.text for item in found.evidence)
     for at in range(2):  # once is no proof: it reads or writes, and the others wait for that
         ranks[2]["readings"] = [reading("D" if look == at else "S", main=stuck) for look in range(2)]

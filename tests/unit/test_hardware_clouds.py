@@ -193,7 +193,8 @@ def test_advice_fits_card_and_link(healthy: Facts, healthy_roce: Facts) -> None:
     assert "mlxlink -d mlx5_3" in down and "iblinkinfo" not in down
     assert "dmesg -T | grep -iE 'mlx5_3|0000:4c:00.0'" in down
     assert "iblinkinfo" in commands(healthy, rate="200 Gb/sec (2X NDR)")
-    assert "iblinkinfo" in commands(healthy, state="2: INIT")
+    waits = commands(healthy, state="2: INIT")  # on a cable that is good
+    assert "sminfo -C mlx5_3 -P 1" in waits and "iblinkinfo" in waits and "dmesg" not in waits
     thor = copy.deepcopy(healthy_roce)
     for number, device in enumerate(thor["infiniband"]["data"]["devices"]):
         device.update(name=f"bnxt_re{number}", hca_type="BCM57608", pci_vendor="0x14e4")

@@ -56,6 +56,21 @@ def test_the_healthy_board_is_healthy(healthy: Facts, healthy_roce: Facts) -> No
     assert found(healthy) == found(healthy_roce) == found(healthy, healthy, healthy) == {}
 
 
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({"ecc_uncorrected_volatile": 1}, "sudo nvidia-smi --gpu-reset -i 2"),
+        ({"remap_pending": True}, "sudo nvidia-smi --gpu-reset -i 2"),
+        ({"remap_failure": True}, "sudo nvidia-bug-report.sh"),  # no reset gives it a spare row
+        ({"sram_threshold_exceeded": True}, "sudo nvidia-bug-report.sh"),
+        ({"retired_pages_pending": True}, "sudo reboot"),
+    ],
+)
+def test_the_command_does_what_the_fix_says(healthy: Facts, values: dict[str, Any], command: str) -> None:
+    told = report_on(gpu(healthy, 2, **values)).findings
+    assert [[fix.command for fix in item.fixes] for item in told] == [[command]]
+
+
 # what a GPU says -> what is told of it (nothing beside it)
 ONE_GPU: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"ecc_uncorrected_volatile": 1}, {"gpu.ecc.uncorrectable": "fail"}),
@@ -366,6 +381,8 @@ def test_mtu_of_a_roce_rail(mtu: int | None, wanted: bool, healthy_roce: Facts) 
 def test_locked_memory(soft: int | None, wanted: bool, healthy: Facts) -> None:
     seen = found(of_host(healthy, "infiniband", memlock_bytes={"soft": soft, "hard": soft}))
     assert set(seen) == ({"ib.memlock"} if wanted else set())
+    for item in seen.values():
+        assert "99-rdma.conf" in "".join(fix.command for fix in item.fixes)  # as where the stage "system" runs
 
 
 ABSENT = {"nvidia_peermem": False, "nv_peer_mem": False}

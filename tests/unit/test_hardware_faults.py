@@ -88,6 +88,13 @@ def test_fault(name: str, healthy: Facts, tmp_path: Path) -> None:
     assert any(quote in words(item) for item in seen.values()), [words(item) for item in seen.values()]
 
 
+def test_the_adapter_of_other_firmware_is_named(healthy: Facts, tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.hcas[3].fw_ver = "28.39.1002"
+    (item,) = told(report(fleet(healthy, machine.facts()))).values()
+    assert [(place.host, place.nic) for place in item.places] == [(ODD, "mlx5_3:1")]
+
+
 def test_missing_gpu_is_named_by_its_slot(healthy: Facts, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     del machine.gpus[5]

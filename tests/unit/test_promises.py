@@ -456,6 +456,7 @@ def program(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+MANY = ",".join(f"node{number}" for number in range(100))  # no file may have so long a name
 MISTAKES = [
     (["chek"], 2, "check"),
     (["check", "--hosts", "/dev/null"], 2, "names no host"),
@@ -476,6 +477,11 @@ MISTAKES = [
     (["explain", "/nowhere"], 3, "no such file"),
     (["env", "show", "NCCL_DBUG"], 2, "NCCL_DEBUG"),
     (["report", __file__], 2, "not a bundle"),
+    (["check", "-H", MANY, "--master", "b"], 2, "--master b"),
+    (["check", "-H", __file__], 2, f"a file here, too: --hosts {__file__}?"),
+    (["check", "--save", MANY], 2, "File name too long"),
+    (["env", "lint", MANY], 2, "File name too long"),
+    (["run", "--", f"torchrun {MANY}"], 2, "is no program"),
 ]  # fmt: skip
 
 

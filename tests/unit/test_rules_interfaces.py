@@ -174,7 +174,7 @@ def test_gloo_told_to_use_loopback(network: str, severity: Severity) -> None:
         hosts[name]["names"] = {"host_name": name, "own": own, "addresses": [f"{network}.{number}"]}
     found = only(run("interface_settings.gloo_told_loopback", hosts))
     assert found.hosts == ("b",) and found.severity is severity and found.env[0].shell == "unset GLOO_SOCKET_IFNAME"
-    assert found.fixes[0].text == "take it out of the job's environment"
+    assert found.fixes[0].host == "b" and "grep -ns GLOO_SOCKET_IFNAME /etc/environment " in found.fixes[0].command
     everywhere = run("interface_settings.gloo_told_loopback", hosts, Plan(env={"GLOO_SOCKET_IFNAME": "lo"})).findings
     assert {item.fixes[0].text for item in everywhere} == {"take it out of the command line given to nccl-doctor"}
 
@@ -227,22 +227,26 @@ def test_an_installed_version_that_is_no_number_is_not_believed() -> None:
     assert "NCCL 2.27.3 would" in only(run("interfaces.choice", fleet(BOND, software=ours))).title
 
 
+NODES = ("n1", "n2", "n3")
+
+
 def test_measured_unreachable_address_is_blamed_and_the_reachable_one_recommended() -> None:
     hosts = fleet(
         {
             name: interfaces(f"eth1/192.168.5.{number}/24", f"eth0/10.0.0.{number}/24")
-            for number, name in enumerate("abc", 1)
+            for number, name in enumerate(NODES, 1)
         }
     )
-    for source in "abc":
+    for source in NODES:
         hosts[source]["links"] = links(
-            *((peer, f"192.168.5.{number}", "timed-out") for number, peer in enumerate("abc", 1) if peer != source),
-            *((peer, f"10.0.0.{number}", "ok") for number, peer in enumerate("abc", 1) if peer != source),
+            *((peer, f"192.168.5.{number}", "timed-out") for number, peer in enumerate(NODES, 1) if peer != source),
+            *((peer, f"10.0.0.{number}", "ok") for number, peer in enumerate(NODES, 1) if peer != source),
         )
     result = run("interfaces.unreachable", hosts)
-    assert [item.hosts for item in result.findings] == [("a",), ("b",), ("c",)]
+    assert [item.hosts for item in result.findings] == [("n1",), ("n2",), ("n3",)]
     first = result.findings[0]
     assert first.env[0].value == "=eth0" and "timed-out" in first.evidence[1].text and "10.0.0.1" in first.title
+    assert "which n[2-3] cannot reach" in first.title
 
 
 def test_a_host_that_nobody_reaches_anywhere_is_not_an_interface_problem() -> None:

@@ -139,6 +139,13 @@ def test_what_is_read_only_is_not_full() -> None:
     ]
 
 
+def test_a_full_disk_tells_its_paths_where_they_are_not_its_mount() -> None:
+    tmp, *_ = system().filesystems
+    for mount, told in (("/tmp", "is full: 0 B free"), ("/", "is full: 0 B free (/tmp)")):
+        full = msgspec.structs.replace(tmp, path="/tmp", mount=mount, free_bytes=0)
+        assert only(run("storage.disks", host(filesystems=(full,)))).title.endswith(told)
+
+
 def test_places_that_the_host_tells_are_one_word_of_the_shell() -> None:
     tmp, home, *_ = system().filesystems
     evil = {"path": "/tmp/a b;reboot", "looked_at": "/tmp/a b;reboot", "mount": "/tmp/a b;reboot"}

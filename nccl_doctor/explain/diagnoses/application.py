@@ -291,9 +291,9 @@ def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
 def silent_rank(case: Case) -> Iterable[Candidate]:
     """Most ranks report a time-out, one or a few do not: those never joined the collective."""
     waited = {item.rank for item in case.work if item.hit is not None}
-    absent = set(range(case.world)) - waited
-    if not waited or not 0 < len(absent) <= max(1, case.world // 4):
+    if not waited or not 0 < case.world - len(waited) <= max(1, case.world // 4):
         return
+    absent = set(range(case.world)) - waited
     # A rank without any line may only be missing from the collection of logs, unless many others are there.
     if not absent <= case.summary.ranks and len(waited) < 3:
         return

@@ -199,7 +199,7 @@ def xid(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("xid"):
         before = _XID_BEFORE.search(hit.text)
         digits = before.group(1) if before else hit.groups.get("xid", "").lstrip("+")
-        if digits.isdigit():
+        if digits.isdecimal():
             by_number.setdefault(int(digits), []).append(hit)
     for number, hits in sorted(by_number.items()):
         entry = xids().get(number)
@@ -238,7 +238,7 @@ _THERMAL_SXID = 10004
 
 def _sxid(hit: Hit) -> int:
     digits = hit.groups.get("xid", "")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdecimal() else 0
 
 
 @diagnosis

@@ -69,7 +69,7 @@ _HASTY = 10  # 4.096 us * 2^10 = 4 ms for an acknowledgement; NCCL's default is 
 def hasty_timeout(case: Case) -> Iterable[Candidate]:
     """NCCL_IB_TIMEOUT is set so low that a busy fabric alone runs into it, and retries were exceeded."""
     value, trouble = case.value("NCCL_IB_TIMEOUT") or "", case.hits("ib-retry", "ib-retry-text")
-    if trouble and value.isdigit() and int(value) <= _HASTY:
+    if trouble and value.isdecimal() and int(value) <= _HASTY:
         title = f"NCCL_IB_TIMEOUT={value} waits {4.096e-3 * 2 ** int(value):.2f} ms for an acknowledgement: a busy fabric needs more"
         proof = [*case.env["NCCL_IB_TIMEOUT"][:2], *trouble[:4]]
         yield Candidate("env.bad-nccl-var", 0.78, title, proof, *speakers(trouble), final=True)

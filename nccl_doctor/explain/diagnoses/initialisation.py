@@ -91,8 +91,8 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
             [*case.hits("nccl-init-start")[:4], *case.hits("unique-id", "socket-timeout")[:4]],
         )
     if len(started) < size and case.has("socket-timeout", "watchdog-timeout", "unique-id", "heartbeat"):
-        missing = sorted(set(range(size)) - {int(rank) for rank in started})
-        title = f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing[:8]})"
+        missing = list(itertools.islice((rank for rank in range(size) if str(rank) not in started), 8))
+        title = f"only {len(started)} of {size} ranks began to initialise NCCL (missing: {missing})"
         proof = [*case.hits("nccl-init-start")[:8], *case.hits("unique-id", "socket-timeout")[:4]]
         yield Candidate("launch.world-size", 0.48, title, proof)
 
@@ -251,7 +251,9 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     """
     told: dict[str, list[Hit]] = defaultdict(list)
     for hit in case.hits("nccl-version"):
-        told[nccl_release(hit.groups["version"].split("+")[0])].append(hit)
+        number = re.match(r"\d[\d.]*\d", hit.groups["version"])  # without what a record puts behind it
+        if number:
+            told[nccl_release(number[0])].append(hit)
     if len(told) < 2 or not case.has(*_VERSIONS_CLASH):
         return
     (bad, (one, *_)), (good, (other, *_)) = list(told.items())[:2]

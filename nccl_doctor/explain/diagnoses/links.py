@@ -119,12 +119,12 @@ def _lanes(case: Case) -> Iterable[tuple[str, int, int, Hit]]:
         told = [
             (cells, int(lanes), row)
             for cells, row in rows
-            if (lanes := cells.get("pcie.link.width.current", "")).isdigit()
+            if (lanes := cells.get("pcie.link.width.current", "")).isdecimal()
         ]
         most = max((now for _, now, _ in told), default=0)
         for cells, now, row in told:
             could, load = cells.get("pcie.link.width.max", ""), _USED.match(_load(cells))
-            busy = could.isdigit() and load and int(load[1]) >= _BUSY
+            busy = could.isdecimal() and load and int(load[1]) >= _BUSY
             yield cells.get("index", "").rpartition(" ")[2], now, int(could) if busy else most, row
     for listed in by_file(case.hits("pcie-lanes")).values():
         most = max(int(hit.groups["lanes"]) for hit in listed)
@@ -165,7 +165,7 @@ def gpu_on_first_generation(case: Case) -> Iterable[Candidate]:
             now = next((cell for name, cell in cells.items() if _GENERATION.match(name)), "")
             could, load = cells.get("pcie.link.gen.max", ""), _USED.match(_load(cells))
             works = load and int(load[1]) >= _BUSY
-            if works and now.isdigit() and could.isdigit() and int(now) == _FIRST and int(could) >= _LATER:
+            if works and now.isdecimal() and could.isdecimal() and int(now) == _FIRST and int(could) >= _LATER:
                 title = f"a GPU at work is on PCIe of generation {now} where {could} could be: all that it exchanges goes over it"
                 yield Candidate(
                     "net.slow", 0.66, title, [row, head, *complaints(case)[:1]], hosts=hosts_of([row]), slows=True

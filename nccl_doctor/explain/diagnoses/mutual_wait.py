@@ -17,6 +17,8 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
     A straggler does not time out itself, and a dead rank's peers see a closed connection. So the ranks wait for each
     other: other collectives or another order on some of them, or a ring of sends and receives. (What is left is a
     network that lets connections be made and then drops their traffic.)
+
+    Where nothing tells how many ranks there are, one more may be late that has not said a word: that decides nothing.
     """
     waited = {
         item.hit.rank: item
@@ -34,5 +36,11 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
         else "there"
     )
     title = f"all {case.world} ranks waited for each other {where} until their time-outs: none was late"
+    strength = 0.7 if len(places) > 1 else 0.62
+    if case.world_told < case.world:
+        title = (
+            f"the {case.world} ranks that speak waited for each other {where} until their time-outs; are there more?"
+        )
+        strength = 0.45
     proof = [item.hit for _, item in sorted(waited.items())]
-    yield Candidate("app.collective-mismatch", 0.7 if len(places) > 1 else 0.62, title, proof, set(waited))
+    yield Candidate("app.collective-mismatch", strength, title, proof, set(waited))

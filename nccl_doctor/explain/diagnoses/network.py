@@ -241,7 +241,7 @@ def reset_while_all_alive(case: Case) -> Iterable[Candidate]:
         return
     if case.nodes == 1 and not several_hosts(case):
         return
-    both_sides = case.world > 1 and case.summary.ranks >= set(range(case.world))
+    both_sides = 1 < case.world <= len(case.summary.ranks)
     died = case.has(
         "sigkill", "oom-killer", "signal-exception", "cancelled", "hangup", "segfault", "bus-error", "node-failure"
     ) or bool(case.exceptions.ordinary)

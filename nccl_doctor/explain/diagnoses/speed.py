@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
@@ -190,10 +190,10 @@ def told_to_be_slow(case: Case) -> Iterable[Candidate]:
     """Somebody says, in words or by a number of another run, that the job is too slow, and what slows it down is not told. The
     clocks of the GPUs, the counters of the links, and the times of each rank would tell."""
     told = complaints(case)
-    causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs") if told else ()
-    for nth, cause in enumerate(causes if case.has("progress") else ()):
+    if told and case.has("progress"):
+        causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs")
         title = f"it is slower than it ought to be: {shortened(told[-1].text, 110)}"
-        yield Candidate(cause, 0.32 - 0.02 * nth, title, told[-4:], vague=True)
+        yield from rivals(falling(causes, 0.32, 0.02), title, told[-4:], vague=True)
 
 
 @diagnosis
@@ -215,9 +215,9 @@ def slow_network(case: Case) -> Iterable[Candidate]:
         rows and best < _ONE_PORT and not case.has("network-used") and _server_gpus(case) and _servers_in_the_list(case)
     ):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together; over which network is not told"
-        for nth, cause in enumerate(("net.slow", "ib.gdr", "ib.device-not-found", "env.bad-nccl-var")):
-            proof = [*rows[-3:], *case.hits("tests-device")[:2]]
-            yield Candidate(cause, 0.46 - 0.02 * nth, title, proof, slows=True)
+        causes = ("net.slow", "ib.gdr", "ib.device-not-found", "env.bad-nccl-var")
+        proof = [*rows[-3:], *case.hits("tests-device")[:2]]
+        yield from rivals(falling(causes, 0.46, 0.02), title, proof, slows=True)
     elif rows and _over_verbs(case) and best < _least(case):
         yield Candidate(
             "net.slow",
@@ -310,9 +310,10 @@ def steps_are_communication(case: Case) -> Iterable[Candidate]:
     """Steps tell that they consist of communication, and NCCL's network is not TCP sockets, or it is not told: who waits for
     a late rank, for a slow link or for a wrong path says the same. The ranks' own times, and a benchmark, would tell."""
     told = [] if case.sockets else case.communicating
-    for nth, cause in enumerate(("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink") if told else ()):
+    if told:
+        causes = ("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink")
         title = f"the steps consist of communication, or of waiting in it: {shortened(told[-1].text, 110)}"
-        yield Candidate(cause, 0.42 - 0.02 * nth, title, told[-4:], ranks_of(told))
+        yield from rivals(falling(causes, 0.42, 0.02), title, told[-4:], ranks_of(told))
 
 
 _TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
@@ -430,8 +431,7 @@ def step_of_waiting(case: Case) -> Iterable[Candidate]:
     elif len(slow) >= _TOLD:
         worst, hit = max(slow, key=lambda pair: pair[0])
         title = f"the exchange of gradients, or waiting in it, takes {worst / 1000:.1f} s of each step"
-        for nth, cause in enumerate(_EXCHANGES):
-            yield Candidate(cause, 0.42 - 0.02 * nth, title, [hit for _, hit in slow[-4:]], slows=True)
+        yield from rivals(falling(_EXCHANGES, 0.42, 0.02), title, [hit for _, hit in slow[-4:]], slows=True)
 
 
 def _least(case: Case) -> float:
@@ -542,12 +542,8 @@ def peermem(case: Case) -> Iterable[Candidate]:
             if low and carried
             else ""
         )
-        yield Candidate(
-            "ib.gdr",
-            0.66,
-            f"GPUDirect RDMA is disabled: {told or 'all traffic goes through host memory'}",
-            [*hits, *rows[-2:], *complaint[:2]],
-        )
+        title = f"GPUDirect RDMA is disabled: {told or 'all traffic goes through host memory'}"
+        yield Candidate("ib.gdr", 0.66, title, [*hits, *rows[-2:], *complaint[:2]])
 
 
 @diagnosis
@@ -623,13 +619,8 @@ def throttle_table(case: Case) -> Iterable[Candidate]:
     rows = case.hits("throttle-column")
     below = [row for row in rows if any(_slowed(head, row) for head in headings)]
     if below:
-        yield Candidate(
-            "gpu.thermal-power",
-            0.74,
-            "a GPU is slowed down by heat or power",
-            [*below[:6], *headings[:2]],
-            hosts=hosts_of(below),
-        )
+        title = "a GPU is slowed down by heat or power"
+        yield Candidate("gpu.thermal-power", 0.74, title, [*below[:6], *headings[:2]], hosts=hosts_of(below))
 
 
 _RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?(MB/s|MiB/s|GB/s|GiB/s|Mbit/s|Gbit/s|MBps|GBps)")
@@ -668,12 +659,8 @@ def low_measured_rate(case: Case) -> Iterable[Candidate]:
     told = max(len(rates), case.count("measured-rate") if rates else 0)  # lines of one shape are kept once
     failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")
     if told >= 2 and max(rate for rate, _ in rates) < 130 and not failed:
-        yield Candidate(
-            "net.slow",
-            0.6,
-            f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link",
-            [hit for _, hit in rates][:8],
-        )
+        title = f"collectives run at {max(rate for rate, _ in rates):.0f} MB/s: a slow link"
+        yield Candidate("net.slow", 0.6, title, [hit for _, hit in rates][:8])
 
 
 _TIMED = re.compile(r"(\d{5,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
@@ -690,9 +677,5 @@ def slow_timed_collectives(case: Case) -> Iterable[Candidate]:
             if rate < 50:
                 slow.append((rate, hit))
     if slow and not case.summary.tracebacks:
-        yield Candidate(
-            "net.slow",
-            0.64,
-            f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s",
-            [hit for _, hit in slow][:8],
-        )
+        title = f"collectives run at {max(rate for rate, _ in slow):.1f} MB/s"
+        yield Candidate("net.slow", 0.64, title, [hit for _, hit in slow][:8])

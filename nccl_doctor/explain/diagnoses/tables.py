@@ -91,7 +91,7 @@ def _number(cells: dict[str, str], wanted: re.Pattern[str]) -> float | None:
 def _name(cells: dict[str, str]) -> str:
     """Which GPU it is, where the row tells; it may stand first, behind what a collector put before the row."""
     told = (cell.rsplit(None, 1)[-1] for name, cell in cells.items() if _INDEX.match(name) and cell)
-    return next((f"GPU {index}" for index in told if index.isdigit()), NAMELESS)
+    return next((f"GPU {index}" for index in told if index.isdecimal()), NAMELESS)
 
 
 def _of_query(heading: Hit, rows: Iterable[Hit]) -> Iterable[GpuRow]:
@@ -513,13 +513,8 @@ def drained_node(case: Case) -> Iterable[Candidate]:
         cause = cause_of(row.group("reason")) if row else ""
         if row and cause and _ours(case, row.group("nodes")):
             before = case.course.began_after(prefix.parse(row.group("since")).seconds)
-            yield Candidate(
-                cause,
-                _BEFORE_THE_JOB if before else 0.84,
-                f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}",
-                [hit],
-                hosts={row.group("nodes")},
-            )
+            title = f"Slurm drained {row.group('nodes')}: {' '.join(row.group('reason').split())}"
+            yield Candidate(cause, _BEFORE_THE_JOB if before else 0.84, title, [hit], hosts={row.group("nodes")})
 
 
 # Words of the tests of dcgmi diag -> cause.
@@ -559,13 +554,9 @@ def node_check(case: Case) -> Iterable[Candidate]:
         said = "".join(words for _, words in detail)  # cut in mid-word
         cause = topics.beneath(said) or cause_of(text, _TESTS if dcgm else REASONS)
         if cause:
-            yield Candidate(
-                cause,
-                0.64 if "| Warning" in hit.text else 0.84,
-                f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}",
-                [hit, *(row for row, _ in detail)],
-                hosts=hosts_of([hit]),
-            )
+            title = f"a node health check failed: {textwrap.shorten(f'{text} {said}', 120, placeholder=' ...')}"
+            proof = [hit, *(row for row, _ in detail)]
+            yield Candidate(cause, 0.64 if "| Warning" in hit.text else 0.84, title, proof, hosts=hosts_of([hit]))
             return
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Hit
@@ -55,6 +55,10 @@ def _late(times: _Times) -> tuple[str, dict[int, tuple[float, Hit]], float] | No
     return max(parts, key=lambda each: each[0])[1:] if parts else None
 
 
+_LATE_DATA = {"app.straggler-timeout": 0.62, "sys.clock-or-dns-or-fs": 0.48}
+_LATE_GPU = {"gpu.thermal-power": 0.46, "app.straggler-timeout": 0.44}
+
+
 def _stage(case: Case, times: _Times, ranks: set[int]) -> str:
     """Which stage of Megatron's pipeline these ranks are, where they are all of the first or of the last one; empty if they are not."""
     everybody = sorted({rank for told in times.values() for rank in told})
@@ -89,14 +93,8 @@ def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
             "app.straggler-timeout", 0.62, title, [*proof, *case.hits("pipeline-stages")[:1]], set(ranks), slows=True
         )
         return
-    data = "batch" in part or "data" in part
-    causes = (
-        ("app.straggler-timeout", "sys.clock-or-dns-or-fs") if data else ("gpu.thermal-power", "app.straggler-timeout")
-    )
-    for nth, cause in enumerate(causes):
-        yield Candidate(
-            cause, (0.62 if data else 0.46) - 0.12 * data * nth - 0.02 * nth, title, proof, set(ranks), slows=True
-        )
+    strengths = _LATE_DATA if "batch" in part or "data" in part else _LATE_GPU
+    yield from rivals(strengths, title, proof, ranks, slows=True)
 
 
 _DATA = re.compile(r"data|load|batch|input", re.IGNORECASE)
@@ -122,16 +120,13 @@ def _apart(told: dict[str, str], proof: list[Hit]) -> Iterable[Candidate]:
     rank = _OF_RANKS.fullmatch(who)
     ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who} if who != proof[0].file else set())
     if "B/s" in name or "b/s" in name:
-        causes: tuple[tuple[str, float], ...] = (("net.slow", 0.68),)
+        strengths = {"net.slow": 0.68}
     elif "FLOP" in name:
-        causes = (("gpu.thermal-power", 0.68),)
-    elif _DATA.search(name):
-        causes = (("app.straggler-timeout", 0.62), ("sys.clock-or-dns-or-fs", 0.48))
+        strengths = {"gpu.thermal-power": 0.68}
     else:
-        causes = (("gpu.thermal-power", 0.46), ("app.straggler-timeout", 0.44))
-    for cause, strength in causes:
-        title = f"{who} tells {name} {its} where the others tell {others}"
-        yield Candidate(cause, strength, title, proof, ranks, hosts, slows=True)
+        strengths = _LATE_DATA if _DATA.search(name) else _LATE_GPU
+    title = f"{who} tells {name} {its} where the others tell {others}"
+    yield from rivals(strengths, title, proof, ranks, hosts, slows=True)
 
 
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")
@@ -154,5 +149,4 @@ def profile_of_waiting_for_data(case: Case) -> Iterable[Candidate]:
         share, hit = max(told, key=lambda pair: pair[0])
         title = f"the loop waits for its next batch in {share:.0f} % of the time: {shortened(hit.text.strip(), 80)}"
         causes = ("app.straggler-timeout", "sys.clock-or-dns-or-fs", "app.dataloader-worker", "sys.container")
-        for nth, cause in enumerate(causes):
-            yield Candidate(cause, 0.44 - 0.02 * nth, title, [hit for _, hit in told[:4]], slows=True)
+        yield from rivals(falling(causes, 0.44, 0.02), title, [hit for _, hit in told[:4]], slows=True)

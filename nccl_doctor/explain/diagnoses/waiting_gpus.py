@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import NAMELESS, GpuRow, below, gpu_rows
 from nccl_doctor.explain.lines import hosts_of
@@ -55,8 +55,8 @@ def all_gpus_wait(case: Case) -> Iterable[Candidate]:
         usual = statistics.median(row.power for row in rows)
         title = f"all {len(rows)} GPUs are busy all the time and draw {usual:.0f} of {rows[0].cap:.0f} W: they wait in a collective"
         proof = [*(row.hit for row in rows[:4]), *_too_slow(case)[:2]]
-        for nth, cause in enumerate(("app.straggler-timeout", "net.slow", "sys.clock-or-dns-or-fs", "ib.gdr")):
-            yield Candidate(cause, 0.42 - 0.02 * nth, title, proof, slows=True)
+        causes = ("app.straggler-timeout", "net.slow", "sys.clock-or-dns-or-fs", "ib.gdr")
+        yield from rivals(falling(causes, 0.42, 0.02), title, proof, slows=True)
 
 
 @diagnosis
@@ -71,8 +71,8 @@ def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
             usual = statistics.median(row.power for row in others)
             title = f"{idle[0].name} has nothing to do, and {len(others)} others are busy at {usual:.0f} W: they wait for its rank"
             proof = [idle[0].hit, *(row.hit for row in others[:3]), *told[:1]]
-            for nth, cause in enumerate(("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")):
-                yield Candidate(cause, 0.56 - 0.1 * nth, title, proof, hosts={idle[0].host} - {""}, slows=True)
+            causes = ("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")
+            yield from rivals(falling(causes, 0.56, 0.1), title, proof, hosts={idle[0].host} - {""}, slows=True)
 
 
 @diagnosis
@@ -127,7 +127,7 @@ def _orphans(case: Case) -> dict[str, Hit]:
         at, of = names.index("PID"), names.index("PPID")
         for row in below(head, headings, case.hits("process-table-rows")):
             cells = row.text.split()
-            if len(cells) >= len(names) and cells[at].isdigit():
+            if len(cells) >= len(names) and cells[at].isdecimal():
                 parents[cells[at]] = cells[of], row
     return {pid: row for pid, (parent, row) in parents.items() if parent == "1"}
 

@@ -17,8 +17,9 @@ from nccl_doctor.explain.readers import content
 MAX_FILES = 200_000
 MAX_DEPTH = 32
 BUNDLE = ".ndb"  # a saved run of check or preflight
+# Of a directory's files: what holds no text, and sources and settings, which speak of failures that did not happen.
 _SKIP = re.compile(
-    r"\.(?:pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
+    r"\.(?:py|ipynb|c|cc|cpp|cuh?|h|hpp|sh|sbatch|md|rst|toml|ya?ml|pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}

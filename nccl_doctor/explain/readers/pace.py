@@ -74,9 +74,11 @@ class Shift(msgspec.Struct, frozen=True):
     groups: dict[str, str]
 
 
-def shifts(lines: Sequence[tuple[int, bytes]], slower: float = SLOWER) -> Iterator[Shift]:
+def shifts(
+    lines: Sequence[tuple[int, bytes]], shapes: dict[bytes, list[int]], slower: float = SLOWER
+) -> Iterator[Shift]:
     """Where the rows among these numbered lines slowed down for good, so many times, unless what they have to do changed."""
-    for shape, found in by_shape(lines).items():
+    for shape, found in shapes.items():
         if len(found) < 2 * FEWEST:
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))

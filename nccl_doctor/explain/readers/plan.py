@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.readers import records
+from nccl_doctor.explain.readers import own_words, records
 from nccl_doctor.explain.signatures import Signature, all_signatures
 from nccl_doctor.explain.template import Template
 
@@ -54,7 +54,7 @@ class Plan:
     def __init__(self, signatures: dict[str, Signature]) -> None:
         self.searched = Wakes(item for item in signatures.values() if not item.sampled)
         self.sampled = Wakes(item for item in signatures.values() if item.sampled)
-        self.anchors = tuple(sorted({*self.searched.anchors, *GENERIC}))
+        self.anchors = tuple(sorted({*self.searched.anchors, *GENERIC, *own_words.ANCHORS}))
         self.progress = signatures["progress"]
         self.error_line = signatures["error-line"]
 

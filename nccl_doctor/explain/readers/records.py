@@ -9,19 +9,30 @@ certain, ``Traceback (most recent call last):``, and takes it off the lines that
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from datetime import datetime, timezone
 
 from nccl_doctor.explain.readers import prefix
 
-# The fields that hold what the program said; a record can have a message and an exception.
+# The fields that hold what the program said, by loggers and by what clouds and collectors hand out (Google's textPayload,
+# CloudWatch's @message, the journal's MESSAGE, Splunk's _raw, Azure's LogEntry and LogMessage, OpenTelemetry's stringValue);
+# a record can have a message and an exception.
 _TEXT = re.compile(
-    r'"(?:message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback|py_callstack)"'
+    r'"(?:@?message|msg|log|event|text|line|exc_info|exc_text|exception|stack|stack_trace|stacktrace|traceback|py_callstack|'
+    r'textPayload|MESSAGE|_raw|LogEntry|LogMessage|stringValue)"'
     r'\s*:\s*"((?:[^"\\]|\\.)*)'
 )
+_ERROR = re.compile(r'"err(?:or|_msg)?"\s*:')
 _RANK = re.compile(r'"(?:rank|global_rank|RANK|process_rank)"\s*:\s*"?(\d{1,6})\b')
-_HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name)"\s*:\s*"([\w.-]{1,80})"')
-_WHEN = re.compile(r'"(?:time|ts|timestamp|@timestamp|asctime|datetime)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})')
+_HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name|_HOSTNAME)"\s*:\s*"([\w.-]{1,80})"')
+_WHEN = re.compile(
+    r'"(?:time|ts|timestamp|@timestamp|asctime|datetime|TimeGenerated)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})'
+)
+# A row whose last field is quoted, as log services hand them out: no blank behind a comma, quotes inside a field are doubled.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}Z?|1[5-9]\d{11}")
+_ROW = re.compile(r'(?:(?:[^",]*|"(?:[^"]|"")*"),){1,40}"(?:[^"]|"")*"')
 MOST_LINES = 400  # of one record: a traceback is seldom longer
 
 # No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
@@ -46,7 +57,12 @@ def texts(raw: bytes) -> list[str]:
 
 
 def unwrap(text: str) -> list[str]:
-    """The lines that a JSON record holds, each with the record's time, rank and host in front; else the line itself."""
+    """The lines that a JSON record holds, each with the record's time, rank and host in front; of a row of CSV the last field
+    with the time in front; else the line itself."""
+    if text.endswith('"') and _ROW.fullmatch(text):
+        *others, last = next(csv.reader([text]))
+        times = [f"{_time(field)} " for field in others if _TIME.fullmatch(field)]
+        return ["".join([*times[:1], inner]) for inner in unwrap(last)]
     start = text.find('{"', 0, 256)
     if start < 0:
         start = text.find('"py_callstack"', 0, 256)  # torchelastic's error file, printed over several lines
@@ -59,10 +75,17 @@ def unwrap(text: str) -> list[str]:
             pieces.append(piece)
     if not pieces:
         return [text]
+    if not any(pieces) and _ERROR.search(text) is None:
+        return [""]  # the program printed an empty line; the severity is the stream's
     lead = _lead(text, start)
     lines = [line for piece in pieces for line in re.split(r"\r?\n", piece) if line.strip()]
     lines = [inner for line in lines for inner in unwrap(line)]  # docker's record of a program's own
     return [lead + line for line in lines[:MOST_LINES]] or [text]
+
+
+def _time(field: str) -> str:
+    """A field that holds a time: CloudWatch counts milliseconds."""
+    return datetime.fromtimestamp(int(field) / 1000, timezone.utc).isoformat() if field.isdigit() else field
 
 
 def _unescaped(text: str) -> str:

@@ -17,6 +17,7 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import LogSource, Role
 from nccl_doctor.explain.readers import bystanders, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
+from nccl_doctor.explain.readers.own_words import OwnWords
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
 from nccl_doctor.explain.readers.tracebacks import Tracebacks
@@ -66,6 +67,7 @@ class Scanner:
         self._looked = 0  # the last line that was looked at
         self._busy: dict[bytes, float] = {}
         self._tracebacks = Tracebacks(self._kept)
+        self._own = OwnWords()
         self._before_kept = False
         self._channels: dict[bytes, _Repeated] = {}
         self._table = ""  # the heading whose rows are being read
@@ -102,13 +104,13 @@ class Scanner:
                 self._keep_before(block, start, line_number, earlier)
         if self._line < HEAD_LINES:
             self._keep_commands(block)
-        self._steps.take(block, self._line + 1)
+        self._steps.take(self._own.without(block, self._line + 1), self._line + 1)
         self._line = line_number - 1 + block.count(b"\n", line_at)
         self._summary.lines = self._line
 
     def _reading(self) -> bool:
-        """Whether the next line is looked at whatever it holds: a traceback or a table goes on."""
-        return bool(self._rows_left) or self._tracebacks.reading()
+        """Whether the next line is looked at whatever it holds: a traceback, a table or a report goes on."""
+        return bool(self._rows_left) or self._own.open or self._tracebacks.reading()
 
     def calm(self) -> bool:
         """Whether lines without an anchor can be passed over."""
@@ -177,8 +179,9 @@ class Scanner:
             self._summary.lines += 1
         text = tail.rstrip(b"\r\n\x00 ")
         blank = tail[len(text) :].count(b"\n") - tail.endswith(b"\n")
-        lines = text.rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:]
-        number = max(1, self._summary.lines - blank - len(lines) + 1)
+        last = b"\n".join(text.rsplit(b"\n", TAIL_LINES)[-TAIL_LINES:])
+        number = max(1, self._summary.lines - blank - last.count(b"\n"))
+        lines = self._own.without(last, number).split(b"\n")
         self._steps.finish(lines, number)
         keep = number + len(lines) - LAST_LINES
         self._summary.tails[self._kept.source.name] = [
@@ -196,7 +199,9 @@ class Scanner:
         head = block[: 64 * 1024]
         if b"ping " in head:
             lines = enumerate(head.split(b"\n")[: HEAD_LINES - self._line], self._line + 1)
-            texts = [(number, records.plain(raw)) for number, raw in lines if b"ping " in raw]
+            texts = [
+                (number, records.plain(raw)) for number, raw in lines if b"ping " in raw and not self._own.had(number)
+            ]
             self._summary.heads.setdefault(self._kept.source.name, []).extend(
                 self._kept.hit("head", Said(prefix.Line(text), text, number)) for number, text in texts
             )
@@ -205,6 +210,8 @@ class Scanner:
 
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
+        if self._own.takes(raw, number):
+            return False
         live = held - self._dropped
         if not self._reading() and (not live or self._repeats(raw, number, live)):
             return False
@@ -270,7 +277,7 @@ class Scanner:
         for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
             shape = raw[:LINE_LIMIT].translate(None, DIGITS)
             later[shape] = later.get(shape, 0) + 1
-            if b"NCCL INFO" in raw or (later[shape] > SAME_SHAPE and b"ank" not in raw):
+            if self._own.had(index) or b"NCCL INFO" in raw or (later[shape] > SAME_SHAPE and b"ank" not in raw):
                 continue
             for text in reversed(records.texts(raw[:LINE_LIMIT])):
                 if text.strip():

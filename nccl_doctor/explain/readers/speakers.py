@@ -45,9 +45,9 @@ class Apart(msgspec.Struct, frozen=True):
     groups: dict[str, str]
 
 
-def odd_ones(lines: Sequence[tuple[int, bytes]]) -> Iterator[Apart]:
+def odd_ones(lines: Sequence[tuple[int, bytes]], shapes: dict[bytes, list[int]]) -> Iterator[Apart]:
     """The speakers among these numbered lines that are far from the others of their shape, one for each shape."""
-    for found in by_shape(lines).values():
+    for found in shapes.values():
         if len(found) < _FEWEST or len({_speaker(_text(lines[index][1])) for index in found[:2]}) < 2:
             continue
         rows: dict[str, list[tuple[int, bytes]]] = {}

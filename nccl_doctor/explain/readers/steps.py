@@ -62,11 +62,11 @@ class Steps:
         if not self._all:
             self._look(b"\n".join(lines), number)
         self._count_rows(lines, number)
-        for shift in pace.shifts(self._lines, pace.SLOWER if self._all else pace.FAR_SLOWER):
+        shapes = pace.by_shape(self._lines)
+        for shift in pace.shifts(self._lines, shapes, pace.SLOWER if self._all else pace.FAR_SLOWER):
             for at, raw in shift.rows:
                 self._kept.add_row(pace.SIGNATURE, self._kept.said(records.texts(raw)[-1], at), shift.groups)
-
-        for apart in speakers.odd_ones(self._lines):
+        for apart in speakers.odd_ones(self._lines, shapes):
             for at, raw in apart.rows:
                 self._kept.add_row(speakers.SIGNATURE, self._kept.said(records.texts(raw)[-1], at), apart.groups)
 
@@ -124,7 +124,7 @@ class Steps:
             return  # these lines tell of steps in words that are known
         rows: dict[tuple[bytes, str], list[tuple[int, int, str]]] = {}
         for at, raw in enumerate(lines, number):
-            text = records.plain(raw[:LINE_LIMIT]) if b"/" in raw else ""
+            text = records.texts(raw[:LINE_LIMIT])[-1] if b"/" in raw else ""
             found = _OF_MANY.search(text)
             if found and not _NO_WORK.search(text) and not bystanders.is_preparation(text):
                 shape = raw.translate(None, DIGITS + b" .")

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from nccl_doctor.explain.readers.steps import LINE_LIMIT
 
-LOOKED_AT = 16 << 10  # bytes: what somebody copies is short, and every log is asked
+LOOKED_AT = 16 << 10  # bytes: what somebody copies is short
 NARROWEST, WIDEST = 60, 400  # columns of a terminal
 INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
+COLUMNS = 3  # gaps within a line: more make it a table's row, which ends where its last column does
+_GAP = re.compile(r"\S {2,}(?=\S)")
 _DIGITS = re.compile(r"\d+")
-_LAST_CELL = re.compile(r"  \S+$")  # of a row of a table, set to the right
 
 
 class Wrapping(NamedTuple):
@@ -27,7 +28,7 @@ class Wrapping(NamedTuple):
         """Whether ``following`` is the rest of ``line``."""
         begins = _beginning(following)
         known = begins in self.beginnings or begins == _beginning(line)
-        return len(line) == self.width and bool(begins) and not known
+        return len(line) == self.width and bool(begins) and not known and len(_GAP.findall(line)) < COLUMNS
 
 
 def _unpadded(line: str, width: int) -> str:
@@ -47,7 +48,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     begins with, and a third of these at least break inside a word.
     """
     text = head[:LOOKED_AT].decode("utf-8", "replace").split("\n")
-    lengths = [len(line.rstrip()) for line in text]
+    lengths = list(map(len, map(str.rstrip, text)))  # in C: every log is asked
     width = max(lengths)
     if not NARROWEST <= width <= WIDEST or lengths.count(width) < INSIDE_WORDS:
         return None
@@ -61,7 +62,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     full = [(line, following) for line, following in pairs if len(line) == width]
     broken = [(line, following) for line, following in full if found.goes_on(line, following)]
     inside = [line for line, following in broken if line[-1].isalnum() and following[0].isalnum()]
-    different = {_DIGITS.sub("0", line) for line in inside if not _LAST_CELL.search(line)}
+    different = {_DIGITS.sub("0", line) for line in inside}
     fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
 

@@ -350,7 +350,9 @@ says(
     strength=0.86,
     title="the gradients of rank {rank} are not finite",
     why="fairseq calls norms inconsistent, too, where they are NaN or infinite on every rank: too long a step, fp16's range, or the data.",
-    where=lambda groups, line: groups["rank"].isdigit() and re.fullmatch(r"-?(?:nan|inf)", groups["norm"]) is not None,
+    where=lambda groups, line: (
+        groups["rank"].isdecimal() and re.fullmatch(r"-?(?:nan|inf)", groups["norm"]) is not None
+    ),
     wake=(" = nan", " = inf", " = -inf"),
 )
 says(

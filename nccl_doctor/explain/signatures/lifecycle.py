@@ -55,7 +55,7 @@ _BEFORE_WORK = re.compile(
 def _most_trials_ended_well(line: str) -> bool:
     """Whether none of a search's trials is still to run, and fewer failed than came to their end."""
     states = {state: int(count) for count, state in re.findall(r"(\d+) ([A-Z]+)\b", line)}
-    return not states.keys() & {"RUNNING", "PENDING", "PAUSED"} and states.get("ERROR", 0) < states["TERMINATED"]
+    return not states.keys() & {"RUNNING", "PENDING", "PAUSED"} and states.get("ERROR", 0) < states.get("TERMINATED", 0)
 
 
 def _minutes(groups: dict[str, str], line: str) -> bool:

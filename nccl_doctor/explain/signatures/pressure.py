@@ -115,7 +115,7 @@ says(
     " CPUs/Task={cores:int} ",
     sampled=True,
     why="taskset, PyTorch or Slurm: which cores, or how many, a process has.",
-    where=lambda groups, line: groups["cores"].isdigit() and ("list" in line or groups["cores"] == "1"),
+    where=lambda groups, line: groups["cores"].isdecimal() and ("list" in line or groups["cores"] == "1"),
 )
 says(
     "round-trip",

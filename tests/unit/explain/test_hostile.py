@@ -100,6 +100,32 @@ def test_a_number_that_nothing_counts_to_is_survived(digits: str) -> None:
         json.loads(to_json(explain(msgspec.msgpack.decode(msgspec.msgpack.encode(summary), type=Summary))))
 
 
+def test_a_digit_that_counts_nothing_is_survived() -> None:
+    """Python calls a superscript a digit, and reads no number in it."""
+    texts = [template.text for signature in all_signatures().values() for template in signature.templates]
+    lines = [re.sub(r"\{[^}]*\}", "\u00b2", text) for text in texts]
+    lines += [f"n1:8:80 [0] NCCL INFO {name} set by environment to \u00b2" for name in ("NCCL_IB_TIMEOUT", "NCCL_NET")]
+    lines += ["NET/IB : Got completion from peer 10.0.0.2<4711> with status=12 opcode=0 len=0 vendor err 129 (Send)"]
+    lines += [
+        "torchrun --nnodes=\u00b2 train.py",
+        "n1:8:80 [0] NCCL INFO comm 0x1 rank \u00b2 nranks \u00b2 Init START",
+    ]
+    assert explain_text("\n".join(lines)).causes
+
+
+def test_a_job_of_any_size_is_survived() -> None:
+    """Whoever lists the ranks of a job counts them first."""
+    lines = (
+        f"g1:8:80 [0] NCCL INFO comm 0x1 rank 0 nranks {'9' * 18} cudaDev 0 nvmlDev 0 busId 1 commId 0x2 - Init START",
+        "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.",
+        "[rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [10.0.0.2]:4711: Connection reset by "
+        "peer",
+        "[rank0]: torch.distributed.DistStoreError: Socket Timeout",
+    )
+    assert explain_text("\n".join(lines)).causes
+
+
 def _seconds(call: object, line: str) -> float:
     started = time.process_time()
     call(line)  # type: ignore[operator]
@@ -142,7 +168,10 @@ def test_prefixes_are_linear(text: str) -> None:
 
 def test_a_heading_with_many_blanks_takes_no_time() -> None:
     """The pattern that tells the headings of compared releases once took half a second for this line."""
-    assert _seconds(explain_text, f"=== torch{' ' * 8000}!\n") < 0.1
+    letters, blanks = (
+        min(_seconds(explain_text, f"=== torch{fill * 8000}!\n") for _ in range(3)) for fill in ("x", " ")
+    )
+    assert blanks < 0.1 + 2 * letters
 
 
 @pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])

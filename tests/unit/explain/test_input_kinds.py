@@ -53,6 +53,21 @@ def test_a_directory_with_a_slash_behind_it_is_quoted_as_one(tmp_path: Path) -> 
     assert explain_paths([f"{tmp_path}/"]).causes[0].evidence[0].source == f"{tmp_path}/job.log"
 
 
+def test_the_program_beside_its_logs_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('raise FloatingPointError(f"loss is NaN at step {number}")\n')
+    (tmp_path / "job.log").write_text("step 1 loss 0.5\nstep 2 loss 0.4\n")
+    assert explain_paths([str(tmp_path)]).read.files == 1
+    assert explain_paths([str(tmp_path / "train.py")]).read.files == 1  # who names it means it
+
+
+def test_a_job_that_reached_its_time_limit_needs_no_check_of_its_hosts(tmp_path: Path) -> None:
+    (tmp_path / "slurm.out").write_text(
+        "slurmstepd: error: *** STEP 4711.0 ON gpu01 CANCELLED AT 2026-11-22T18:50:02 DUE TO TIME LIMIT ***\n"
+    )
+    told = explain_paths([str(tmp_path)])
+    assert told.causes[0].id == "launch.killed" and not any("check" in step for step in told.next)
+
+
 def test_a_gloo_job_is_not_told_to_turn_on_nccls_lines(tmp_path: Path) -> None:
     wait = "gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation to complete"
     (tmp_path / "rank0.log").write_text(f"[rank0]: RuntimeError: [{wait}\n")

@@ -84,6 +84,10 @@ COLLECTORS: dict[str, Change] = {
         ),
         "structlog": _record("event", level="info"),
         "json logger": _record("message", asctime="2026-01-02 03:04:05,123", name="jobs"),
+        "google": _record("textPayload", insertId="1x", severity="ERROR", timestamp="2026-01-02T03:04:05.6Z"),
+        "cloudwatch": _record("@message", logStream="job/1"),
+        "cloudwatch csv": lambda line: f'1767323045123,"{line.replace(chr(34), 2 * chr(34))}"',
+        "all fields quoted": lambda line: f'"hostx","trainer","{line.replace(chr(34), 2 * chr(34))}"',
         "mail": lambda line: "> " + line,
         "indented": lambda line: "    " + line,
         "crlf and colour": lambda line: f"\x1b[31m{line}\r\x1b[0m" if line else line,
@@ -111,10 +115,11 @@ CHANGES = COLLECTORS | FORMS | BESIDE
 # Here they write one time before all lines, which hides that the lines' own are hours or days apart.
 TIMED = (
     *("cri", "cri elsewhere", "docker's times", "docker json", "syslog", "journal", "rsyslog"),
-    *("time", "logging", "loguru", "json logger"),
+    *("time", "logging", "loguru", "json logger", "google", "cloudwatch csv"),
 )
 # Behind these no prefix is looked for: neither times, nor hosts and tasks, nor torchrun's table of errors.
 UNREAD = ("unknown", "indented")
+ROWS = ("cloudwatch csv", "all fields quoted")
 # What does change an answer, with the reason.
 KNOWN = {
     *((name, "steps-until-the-limit-in-another-time-zone") for name in TIMED),
@@ -137,6 +142,16 @@ KNOWN = {
             "jax-process-leaves-before-the-others",
             "nodes-drained-before-the-job",
             "rendezvous-closed-by-those-who-ended",
+        )
+    ),
+    *(
+        (name, case)
+        for name in ROWS
+        for case in (
+            "both-ranks-in-synchronize",  # what a person typed at a prompt
+            "exporter-without-profiling-metrics",
+            "pace-left-after-a-checkpoint",  # rows of JSON inside
+            "stack-of-one-process-that-waits",
         )
     ),
     ("indented", "traceback-only-in-elastic-table"),

@@ -785,6 +785,14 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "(LLMRayActor pid=14) ValueError: placement group bundle index 6 is invalid. Valid placement group indexes: 0-4",
         ),
         (
+            "Ray's cluster, or the placement group, has fewer free GPUs or nodes than the job asks for",
+            "TimeoutError: Timed out waiting for placement groups to be ready. The cluster may not have enough resources to satisfy the requested placement group.",
+        ),
+        (
+            "Ray's cluster, or the placement group, has fewer free GPUs or nodes than the job asks for",
+            "RuntimeError: Waiting for placement group PG_3 timed out after 1800 s",
+        ),
+        (
             "CUDA could not initialise",
             "(RayWorkerVllm pid=8) INFO 04-05 09:23:34 pynccl_utils.py:45] vLLM is using nccl==2.18.1\n"
             "(RayWorkerVllm pid=9) ncclUnhandledCudaError: Call to CUDA function failed.\n"

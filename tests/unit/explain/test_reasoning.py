@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -295,6 +296,9 @@ def test_an_undecided_report_says_first_what_would_decide_and_repairs_nothing() 
     text = out.getvalue()
     assert "fix now" not in text and "environment" not in text
     assert 0 < text.index("next ") < text.index("net.peer-lost   ")
+    out = io.StringIO()  # nor does it leave a gap where nothing would
+    print_explanation(msgspec.structs.replace(found, next=()), Console(file=out, width=160))
+    assert "next " not in out.getvalue() and "\n\n\n" not in out.getvalue()
 
 
 def test_an_empty_log_is_not_healthy() -> None:
@@ -1619,3 +1623,21 @@ def test_a_matrix_of_nvlinks_is_held_against_what_forbids_peers(setting: str, bl
 def test_a_firewall_that_is_on_is_no_proof() -> None:
     got = explain_text("trn03: docker active, firewalld active, ufw inactive\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, "net.firewall")
+
+
+WAITED = """\
+[rank{0}]: Traceback (most recent call last):
+[rank{0}]:   File "/srv/train.py", line 15, in <module>
+[rank{0}]:     dist.all_reduce(t)
+[rank{0}]: RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete
+"""
+
+
+@pytest.mark.parametrize(("told", "verdict"), [("", Verdict.UNDECIDED), ("world size 3\n", Verdict.CAUSE_FOUND)])
+def test_that_none_was_late_needs_the_number_of_ranks(told: str, verdict: Verdict) -> None:
+    """The last rank of all may sleep and have said nothing: the others then look like all."""
+    found = explain_text(told + "".join(map(WAITED.format, range(3))))
+    assert (found.verdict, found.causes[0].id) == (verdict, "app.collective-mismatch")
+    assert ("are there more?" in found.causes[0].title) == (not told)
+    late = explain_text("world size 4\n" + "".join(map(WAITED.format, range(3))))
+    assert late.verdict is Verdict.UNDECIDED and late.causes[0].id == "app.straggler-timeout"

@@ -67,6 +67,11 @@ qwen-multinode-0-vllm-0-0   0/1     Running   0             54s
 qwen-multinode-0-vllm-0-1   0/1     Error     3 (31s ago)   54s
 $ kubectl logs  qwen-multinode-0-vllm-0-1
 """
+FREE = """\
+               total        used        free      shared  buff/cache   available
+Mem:             503         499           1           0           2           1
+Swap:             63          62           0
+"""
 PROSE = """\
 At least one pair of processes are unable to reach each other, for
 which there may be many reasons: this means that no device has yet
@@ -79,7 +84,7 @@ RECORDS = "".join(
 )
 
 
-@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, PROSE, RECORDS, "", "\n", LOG])
+@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, FREE, PROSE, RECORDS, "", "\n", LOG])
 def test_lines_that_are_as_long_as_each_other_by_chance_stay_apart(text: str) -> None:
     assert wrapping(text.encode()) is None
     assert b"".join(joined([text.encode()])) == text.encode()
