@@ -110,7 +110,9 @@ def one_is_far_from_the_others(case: Case) -> Iterable[Candidate]:
         yield from _apart(hit.groups, [hit, other])
     tails = [its for its in case.summary.tails.values() if len({(one.rank, one.host) for one in its}) == 1]
     for apart in odd_files([[hit.text for hit in its] for its in tails]):
-        proof = [next(hit for hit in tails[at][::-1] if hit.text.encode() == raw) for at, raw in apart.rows]
+        proof = [
+            next(hit for hit in tails[at][::-1] if hit.text.encode(errors="replace") == raw) for at, raw in apart.rows
+        ]
         who = f"rank {proof[0].rank}" if proof[0].rank is not None else proof[0].host or proof[0].file
         yield from _apart({**apart.groups, "who": who}, proof)
 

@@ -63,11 +63,11 @@ def odd_files(tails: Sequence[Sequence[str]]) -> Iterator[Apart]:
     of the log in ``tails``."""
     telling: set[bytes] = set()
     for texts in tails[:_FEWEST]:
-        lines = [(at, text.encode()) for at, text in enumerate(texts)]
+        lines = [(at, text.encode(errors="replace")) for at, text in enumerate(texts)]
         telling |= {shape for shape, its in by_shape(lines).items() if len(its) >= _ROWS and _tells(lines[its[0]][1])}
     shapes: dict[bytes, dict[str, list[tuple[int, bytes]]]] = {}
     for at, texts in enumerate(tails if telling else ()):
-        lines = [(at, text.encode()) for text in texts]
+        lines = [(at, text.encode(errors="replace")) for text in texts]
         for shape, found in by_shape(lines).items():
             if shape in telling and len(found) >= _ROWS:
                 shapes.setdefault(shape, {})[str(at)] = [lines[index] for index in found]
