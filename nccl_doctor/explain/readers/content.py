@@ -23,6 +23,9 @@ MAX_INFLATED = 64 << 30
 FREE_INFLATED = 256 << 20  # below this size no ratio is judged
 
 
+HARD_BLANK = "\xa0".encode()  # what web pages, mails and chats put in the place of blanks
+
+
 class InputError(Exception):
     """An input cannot be read; the text says why."""
 

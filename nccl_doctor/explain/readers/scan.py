@@ -15,7 +15,7 @@ import msgspec
 
 from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import LogSource, Role
-from nccl_doctor.explain.readers import bystanders, prefix, records
+from nccl_doctor.explain.readers import bystanders, content, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
 from nccl_doctor.explain.readers.newest_first import oldest_first
 from nccl_doctor.explain.readers.own_words import OwnWords
@@ -363,7 +363,8 @@ def scan(source: LogSource) -> Summary:
     scanner = Scanner(source)
     tail = b""
     numbers: list[int] = []
-    for block in joined(oldest_first(whole_lines(pieces_of(source)), numbers)):
+    blocks = (block.replace(content.HARD_BLANK, b" ") for block in whole_lines(pieces_of(source)))
+    for block in joined(oldest_first(blocks, numbers)):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
     summary = scanner.finish(tail)

@@ -107,6 +107,7 @@ FORMS: dict[str, Change] = {
     "crlf": _each_line(lambda line: line + "\r"),
     "coloured words": _each_line(lambda line: _LEVELS.sub("\x1b[1;31m\\1\x1b[0m", line)),
     "blanks behind": _each_line(lambda line: line + "  "),
+    "hard blanks": _each_log(lambda text: text.replace(" ", "\xa0")),
     "byte order mark": _each_log(lambda text: "\ufeff" + text),
     "no last line feed": _each_log(lambda text: text[:-1]),
     "blank end": _each_log(lambda text: text + "\n\n  \n"),
@@ -169,11 +170,15 @@ KNOWN = {
             # two lines, of which nothing tells their order
             *("barrier-names-who-is-missing", "log-ends-waiting", "mpi-reaches-another-process"),
             *("subnet-manager-dropped-a-port", "volume-of-a-pod-not-mounted", "xid-109-after-a-fault"),
-            # so it is behind such times in their order, too
-            *("no-step-for-long-and-a-rank-behind", "one-of-the-ports-has-one-lane"),
-            *("ras-report-in-a-job-log", "ras-report-without-fault"),  # reports are read as they stand
+            "one-of-the-ports-has-one-lane",  # so it is behind such times in their order, too
         )
     ),
+    *(
+        (name, case)  # RAS reports are read as they stand
+        for name in ("newest first", "hard blanks")
+        for case in ("no-step-for-long-and-a-rank-behind", "ras-report-in-a-job-log")
+    ),
+    ("newest first", "ras-report-without-fault"),
     ("indented", "traceback-only-in-elastic-table"),
     ("unknown", "nvlinks-in-the-matrix-are-forbidden"),  # a table's rows behind a prefix
     ("unknown", "one-host-multiplies-slowly"),
