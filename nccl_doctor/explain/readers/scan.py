@@ -17,7 +17,7 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import LogSource, Role
 from nccl_doctor.explain.readers import bystanders, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
-from nccl_doctor.explain.readers.own_words import OwnWords
+from nccl_doctor.explain.readers.own_words import OwnWords, says_it_failed
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
 from nccl_doctor.explain.readers.tracebacks import Tracebacks
@@ -211,6 +211,8 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         if self._own.takes(raw, number):
+            if says_it_failed(raw):
+                self._summary.failed.append(self._kept.hit("failed", self._kept.said(records.plain(raw), number)))
             return False
         live = held - self._dropped
         if not self._reading() and (not live or self._repeats(raw, number, live)):
