@@ -323,7 +323,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if end < 0:
                 continue
             skipping = False
-            data = data[end:]  # keeps the newline: the cut line ends here
+            data = data[end + 1 :]
         cut = data.rfind(b"\n") + 1
         rest = data[cut:]
         if cut:
@@ -331,7 +331,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if len(rest) > BLOCK:
             rest = rest.lstrip(b"\x00")  # a hole: the line begins behind it
         if len(rest) > BLOCK:
-            yield rest[:LINE_LIMIT]
+            yield rest[:LINE_LIMIT] + b"\n"
             rest = b""
             skipping = True
     if rest:

@@ -112,6 +112,12 @@ def test_lines_keep_their_numbers_whatever_the_blocks(width: int, size: int) -> 
     assert whole.replace(b"\n", b"") == text.replace(b"\n", b"")
 
 
+def test_a_line_that_is_cut_is_one_line() -> None:
+    text = at(80, LOG) + "x" * (3 << 20) + "\ntorch.OutOfMemoryError: CUDA out of memory\n"
+    found = scan(LogSource("x.log", text))
+    assert found.lines == found.groups["cuda-oom"].hits[0].line == text.count("\n")
+
+
 def test_a_line_without_end_is_joined_up_to_what_is_looked_at() -> None:
     """An encoded file of a hundred thousand broken lines: each stays a line of bounded length."""
     row = "".join(chr(97 + at % 26) for at in range(79)) + " "
