@@ -11,8 +11,8 @@ from nccl_doctor.explain.readers.steps import LINE_LIMIT
 
 LOOKED_AT = 16 << 10  # bytes: what somebody copies is short
 NARROWEST, WIDEST = 60, 400  # columns of a terminal
-INSIDE_WORDS = 2  # different ends of lines within a word: a table's rows are as long as each other, too, and so is what
-END = 16  # hosts say in the same words, which ends alike
+INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
+END = 16  # characters: what hosts say one after the other in the same words is as long, and ends alike
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
 COLUMNS = 3  # gaps within a line: more make it a table's row, which ends where its last column does
 _GAP = re.compile(r"\S {2,}(?=\S)")
@@ -62,10 +62,15 @@ def wrapping(head: bytes) -> Wrapping | None:
     found = Wrapping(width, frozenset({_beginning(lines[0]), *beginnings}))
     full = [(line, following) for line, following in pairs if len(line) == width]
     broken = [(line, following) for line, following in full if found.goes_on(line, following)]
-    inside = [line for line, following in broken if line[-1].isalnum() and following[0].isalnum() and " " in line]
-    different = {_DIGITS.sub("0", line[-END:]) for line in inside}
+    inside = [line for line, following in broken if _inside_a_word(line, following)]
+    different = {_DIGITS.sub("0", line) for line in inside}
     fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
+
+
+def _inside_a_word(line: str, following: str) -> bool:
+    alike = _DIGITS.sub("0", line[-END:]) == _DIGITS.sub("0", following[-END:])
+    return line[-1].isalnum() and following[0].isalnum() and " " in line and not alike
 
 
 def joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
