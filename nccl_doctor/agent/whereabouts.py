@@ -25,11 +25,13 @@ def whereabouts(nic: str, device: str) -> Dict[str, str]:
     """``state`` and its proof: ``moved`` to another namespace, ``lost`` with its device or driver, else ``unknown``.
 
     ``device``: what was behind it. A driver that is still bound may have taken it down, or it is in a namespace that is not
-    seen from here. What has no device (a bridge, a tunnel) is lost where no namespace shows it.
+    seen from here. What has no device (a bridge, a tunnel) is lost where no namespace has one of its name, which may be another.
     """
     name = os.path.basename(device)
     if holder := _holder(directory_of(nic), name):
-        return {"state": "moved", "proof": "it is in the network namespace of process %s (%s)" % holder}
+        which = "it" if device else "one of its name"
+        proof = "%s is in the network namespace of process %s (%s)" % (which, *holder)
+        return {"state": "moved" if device else "unknown", "proof": proof}
     if not device:
         return {"state": "lost", "proof": "not in /sys"}
     if not os.path.exists(path(device)):

@@ -188,9 +188,8 @@ class Job(Fact, frozen=True):
     total_memory: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
-    def killed_in_groups(self) -> dict[str, int] | None:
-        """By how much these counts rose from look to look; None where one of them is not known."""
+    def killed_in_groups(self) -> dict[str, int]:
+        """By how much these counts rose from look to look, where both are known."""
         before, after = (self.killed[0], self.killed[-1]) if self.killed else ({}, {})
         known = {file: (count, after.get(file)) for file, count in before.items()}
-        rises = {file: last - first for file, (first, last) in known.items() if first is not None and last is not None}
-        return rises if known and len(rises) == len(known) else None
+        return {file: last - first for file, (first, last) in known.items() if first is not None and last is not None}

@@ -112,9 +112,7 @@ def _init_failure(fact: GpuFact, nvml: Witness) -> tuple[str, str, Fix]:
     look = Fix("read what the kernel module says", "nvidia-smi; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20")
     known = _INIT_FAILURES.get(nvml.code or 0)
     if known and known[0] == "gpu.driver.not-loaded" and fact.module_version:
-        known = (
-            None  # it is loaded, and does not answer for another reason: no device files, or GPUs that failed to start
-        )
+        known = None  # it does not answer for another reason: no device files, or GPUs that failed to start
         look = Fix(
             "its module is loaded: see whether the device files are there, and what the module says of its GPUs",
             "ls -l /dev/nvidia*; sudo dmesg -T | grep -iE 'nvrm|nvidia' | tail -20",

@@ -157,9 +157,10 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
 
 def _unless_at_its_end(job: RunningJob, told: Finding) -> Finding:
     """A warning where all ranks that are left are at work, and none waits for others: those that are missing may have finished."""
+    waiting = {rank.number for rank in job.waiting}
     for rank in job.ranks.values():
         spins = "gpu" in rank.process.devices and rank.now.kind != "saving"  # as who waits for a GPU may do
-        busy = rank.at_work(job.interval_s) and not spins and rank not in job.waiting
+        busy = rank.at_work(job.interval_s) and not spins and rank.number not in waiting
         if not busy and reason(rank, job).words not in AT_THE_END.values():
             return told
     title = f"{told.title}; who is left is at work and waits for nobody: the job may be at its end"

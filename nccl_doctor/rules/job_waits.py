@@ -22,7 +22,7 @@ from nccl_doctor.rules.job_words import (
     silence,
     state,
 )
-from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob, works
+from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob, computes, moves_data
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
@@ -81,8 +81,8 @@ def _elsewhere(job: RunningJob) -> list[Rank]:
 def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
     """No rank is stuck in the kernel (state D at both readings): a dead NFS or Lustre server, a failing disk, a driver.
 
-    Such a process cannot even be killed; one that has read or written something between the looks is at work. Where it may
-    be read, the kernel function and the file say what it waits for.
+    Such a process cannot even be killed; one that has read or written something between the looks is at work, and one that
+    has computed something is a warning. Where it may be read, the kernel function and the file say what it waits for.
     """
     for job in jobs_of(fleet):
         for rank in job.ranks.values():
@@ -92,8 +92,11 @@ def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
             if job.moved_bytes or not stuck or not (stuck[0] is rank.process or rank.now.kind == "loader"):
                 continue
             process = stuck[0]
-            if works(process, job.interval_s):  # one read or write after the other
+            if moves_data(process):  # one read or write after the other
                 continue
+            sure = 0.7 if _so_far(job) else 0.9
+            if computes(process, job.interval_s):  # another thread, or the main one between what it waits for
+                sure = 0.45
             reading = process.readings[-1]
             assert reading is not None and reading.main is not None
             kernel = " < ".join(reading.main.kernel_stack[:4])
@@ -104,10 +107,10 @@ def kernel_wait(fleet: Fleet) -> Iterator[Finding]:
             kind = f" ({reading.main.file_system})" if reading.main.file_system else ""
             yield finding(
                 "hang.kernel-wait",
-                Severity.FAIL,
+                Severity.WARN if sure < 0.5 else Severity.FAIL,
                 f"{rank.label} is stuck in the kernel: it waits for {what}{kind}{others(job, rank)}{_so_far(job)}",
                 [*proof, *silence(job)],
-                confidence=0.7 if _so_far(job) else 0.9,
+                confidence=sure,
                 places=places([rank]),
                 fixes=(
                     *_again(job),

@@ -138,8 +138,8 @@ def memory(fleet: Fleet) -> Iterator[Finding]:
         before, after = fact.memory[0], fact.memory[-1]
         grown = {name: after.get(name, 0) - count for name, count in before.items()}
         groups = fact.killed_in_groups
-        lived = groups is not None and all(rank.readings[-1] for rank in ranks)
-        counts = Counts(fact.interval_s, grown.get("oom_kill", 0), groups or {}, lived)
+        all_groups = bool(groups) and len(groups) == len(fact.killed[0]) and all(rank.readings[-1] for rank in ranks)
+        counts = Counts(fact.interval_s, grown.get("oom_kill", 0), groups, all_groups)
         lines = kills(host, min(started_s(host, job) for job in jobs))
         yield from killed(host, counts, {rank.pid for rank in ranks}, lines)
         room = (

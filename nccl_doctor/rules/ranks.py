@@ -251,7 +251,12 @@ def computes(process: Process, interval_s: float) -> bool:
 
 
 def works(process: Process, interval_s: float) -> bool:
-    """Whether it computes, or has read, written, sent or received more than heartbeats between the readings."""
+    """Whether it computes, or reads, writes, sends or receives."""
+    return computes(process, interval_s) or moves_data(process)
+
+
+def moves_data(process: Process) -> bool:
+    """Whether it has read, written, sent or received more than heartbeats between the readings."""
     first, last = (process.readings[0], process.readings[-1]) if process.readings else (None, None)
     if first is None or last is None:
         return False
@@ -260,5 +265,4 @@ def works(process: Process, interval_s: float) -> bool:
         for before, after in ((first.read_bytes, last.read_bytes), (first.written_bytes, last.written_bytes))
         if before is not None and after is not None
     )
-    moved += sum(item.moved_bytes or 0 for item in process.connections)
-    return computes(process, interval_s) or moved > WORK_BYTES
+    return moved + sum(item.moved_bytes or 0 for item in process.connections) > WORK_BYTES

@@ -796,6 +796,9 @@ def test_a_rank_in_the_kernel_names_what_it_waits_for() -> None:
     assert first(examine(bundle(*silent_for(5_000, *ranks)))).title.endswith(
         "3 other ranks wait in barrier, for 5 s so far"
     )
+    beside = [reading("D", main=stuck, cpu_s=seconds) for seconds in (1.0, 4.0)]  # NCCL's proxy thread polls, say
+    answer = examine(bundle(*four(r2=process(2, OWN, readings=beside))))
+    assert answer.verdict == "not-known" and "perhaps rank 2 (pid 102) is stuck in the kernel" in answer.sentence
     writes = [reading("D", main=stuck, written_bytes=size) for size in (0, 64 << 20)]
     answer = examine(bundle(*four(r2=process(2, OWN, readings=writes))))
     assert answer.verdict == "not-known" and "rank 2 is at work, 3 of 4 ranks found wait in barrier" in answer.sentence
@@ -1161,6 +1164,7 @@ GROUP = "/sys/fs/cgroup/job/memory.events"
         (({GROUP: 5}, {GROUP: 6}), "fail", "killed 1 process of the job for want of memory in 3 s"),
         (({GROUP: 5}, {GROUP: 5}), "info", "killed 1 process outside the job's control groups"),
         (({GROUP: 5, "": None},) * 2, "warn", "killed 1 process, it is not known whose,"),
+        (({GROUP: 5, "": None}, {GROUP: 6, "": None}), "fail", "killed 1 process of the job for want of memory in 3 s"),
         ((), "warn", "it is not known whose"),
     ],
 )

@@ -13,15 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(place: Path, script: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TMPDIR": str(place), "LEFTOVERS_PATIENCE_S": "0.3"}
+def run(place: Path, script: str, patience_s: float = 0.3) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(place), "LEFTOVERS_PATIENCE_S": str(patience_s)}
     words = [sys.executable, "-m", "tests.leftovers", "sh", "-c", script]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_exit_status_is_the_command_s(tmp_path: Path, code: int) -> None:
-    done = run(tmp_path, f'touch "$TMPDIR/torchelastic_x"; (sleep 0.1 &); exit {code}')
+    done = run(tmp_path, f'touch "$TMPDIR/torchelastic_x"; (sleep 0.1 &); exit {code}', patience_s=30.0)
     assert (done.returncode, "left behind" in done.stderr) == (code, False), done.stderr
     assert bool(list(tmp_path.iterdir())) == bool(code)  # of failed tests the files are kept, and only of those
 

@@ -79,7 +79,7 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
     known = {int(pid): _Known(ticks, oom_file_of(int(pid))) for pid, ticks in arguments.get("ranks", {}).items()}
     nics: List[str] = []
     devices: Dict[str, str] = {}  # of each interface and port, what is behind it
-    before: Set[str] = set()
+    before: Set[str] = set()  # whoever was there at the last sample
     while True:
         started = time.monotonic()
         sample: Dict[str, Any] = {"at_s": started, **_host()}
@@ -93,7 +93,9 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
             known.update({pid: _Known(ticks, oom_file_of(pid)) for pid, ticks in ranks.items()})
             namespace = link("/proc/self/ns/net")
             sample["job"] = {"processes": found, "namespace": namespace, "uid": os.geteuid(), **unread}
-        here = sample["nics"] = {**_ports(), **{name: one for name in nics if (one := _interface(name))}}
+        # Whoever has lost its address, or stands behind 64 others now, is there all the same.
+        names = dict.fromkeys([*nics, *(name for name in before if "/" not in name)])
+        here = sample["nics"] = {**_ports(), **{name: one for name in names if (one := _interface(name))}}
         sample["gone"] = {
             name: whereabouts(name, device)
             for name, device in devices.items()

@@ -22,8 +22,16 @@ _PROGRESS = rb"\[ *\d+\.\d s\] "
 _BEGINS = re.compile(
     _TIME + b"(?:nccl-doctor: |(?P<verdict>" + _MARK + b"(?:" + _VERDICTS + b"))|" + _PROGRESS + rb"connect \d)"
 )
-_GOES_ON = re.compile(_TIME + rb"(?:  |\s*$|" + _PROGRESS + b"|(?P<verdict>" + _MARK + b"))")
+# No "+ ": where the locale lacks signs, what goes on is no good news, and `set -x` writes commands so.
+_GOES_ON = re.compile(_TIME + rb"(?:  |\s*$|" + _PROGRESS + "|(?P<verdict>(?:✗|✓|[?x]) ))".encode())
+_FAILED = re.compile(_TIME + rb"nccl-doctor: (?:exit [1-9]|the job hung)")
 _WRAPPED = 3  # lines at most that a verdict goes on without an indent
+_NARROWEST = 60  # bytes: a shorter line was not wrapped
+
+
+def says_it_failed(raw: bytes) -> bool:
+    """Whether a line is ours and says that the job failed: a fact, whatever is said of the cause."""
+    return _FAILED.match(raw) is not None
 
 
 class OwnWords:
@@ -44,6 +52,8 @@ class OwnWords:
         else:
             self.open = False
             return False
+        if len(raw) < _NARROWEST:
+            self._wrapped = 0
         if self.open:
             self._spans[-1][1] = number
         else:

@@ -32,7 +32,7 @@ WHEN = re.compile(
 )
 # A row whose last field is quoted, as log services hand them out: no blank behind a comma, quotes inside a field are doubled.
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}Z?|1[5-9]\d{11}")
-_ROW = re.compile(r'(?:(?:[^",]*|"(?:[^"]|"")*"),){1,40}"(?:[^"]|"")*"')
+_ROW = re.compile(r'(?:(?:(?! )[^",]*|"(?:[^"]|"")*"),){1,40}"(?:[^"]|"")*"')
 MOST_LINES = 400  # of one record: a traceback is seldom longer
 
 # No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
@@ -57,12 +57,13 @@ def texts(raw: bytes) -> list[str]:
 
 
 def unwrap(text: str) -> list[str]:
-    """The lines that a JSON record holds, each with the record's time, rank and host in front; of a row of CSV the last field
-    with the time in front; else the line itself."""
+    """The lines that a JSON record holds, each with the record's time, rank and host in front; of a row of CSV the fields with
+    several words, and the last one, with the time in front; else the line itself."""
     if text.endswith('"') and _ROW.fullmatch(text):
         *others, last = next(csv.reader([text]))
         times = [f"{_time(field)} " for field in others if _TIME.fullmatch(field)]
-        return ["".join([*times[:1], inner]) for inner in unwrap(last)]
+        said = [*(field for field in others if " " in field and not _TIME.fullmatch(field)), last]
+        return ["".join([*times[:1], inner]) for field in said for inner in unwrap(field)]
     start = text.find('{"', 0, 256)
     if start < 0:
         start = text.find('"py_callstack"', 0, 256)  # torchelastic's error file, printed over several lines

@@ -18,7 +18,7 @@ from nccl_doctor.explain.model import LogSource, Role
 from nccl_doctor.explain.readers import bystanders, content, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
 from nccl_doctor.explain.readers.newest_first import oldest_first
-from nccl_doctor.explain.readers.own_words import OwnWords
+from nccl_doctor.explain.readers.own_words import OwnWords, says_it_failed
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
 from nccl_doctor.explain.readers.tracebacks import Tracebacks
@@ -212,6 +212,8 @@ class Scanner:
     def _look(self, raw: bytes, number: int, held: set[bytes]) -> bool:
         """Take one line that holds these anchors; True if it is a sign of trouble."""
         if self._own.takes(raw, number):
+            if says_it_failed(raw):
+                self._summary.failed.append(self._kept.hit("failed", self._kept.said(records.plain(raw), number)))
             return False
         live = held - self._dropped
         if not self._reading() and (not live or self._repeats(raw, number, live)):
@@ -322,7 +324,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if end < 0:
                 continue
             skipping = False
-            data = data[end:]  # keeps the newline: the cut line ends here
+            data = data[end + 1 :]
         cut = data.rfind(b"\n") + 1
         rest = data[cut:]
         if cut:
@@ -330,7 +332,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if len(rest) > BLOCK:
             rest = rest.lstrip(b"\x00")  # a hole: the line begins behind it
         if len(rest) > BLOCK:
-            yield rest[:LINE_LIMIT]
+            yield rest[:LINE_LIMIT] + b"\n"
             rest = b""
             skipping = True
     if rest:

@@ -12,6 +12,7 @@ from nccl_doctor.explain.readers.steps import LINE_LIMIT
 LOOKED_AT = 16 << 10  # bytes: what somebody copies is short
 NARROWEST, WIDEST = 60, 400  # columns of a terminal
 INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
+END = 16  # characters: what hosts say one after the other in the same words is as long, and ends alike
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
 COLUMNS = 3  # gaps within a line: more make it a table's row, which ends where its last column does
 _GAP = re.compile(r"\S {2,}(?=\S)")
@@ -45,7 +46,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     """How the text that begins with these bytes was broken; None: it was not.
 
     No line is longer than the full ones, and few are nearly as long. Most of the full ones are followed by what no other line
-    begins with, and a third of these at least break inside a word.
+    begins with, and a third of these at least break inside a word; encoded data, which has no words, does not.
     """
     text = head[:LOOKED_AT].decode("utf-8", "replace").split("\n")
     lengths = list(map(len, map(str.rstrip, text)))  # in C: every log is asked
@@ -61,10 +62,15 @@ def wrapping(head: bytes) -> Wrapping | None:
     found = Wrapping(width, frozenset({_beginning(lines[0]), *beginnings}))
     full = [(line, following) for line, following in pairs if len(line) == width]
     broken = [(line, following) for line, following in full if found.goes_on(line, following)]
-    inside = [line for line, following in broken if line[-1].isalnum() and following[0].isalnum()]
+    inside = [line for line, following in broken if _inside_a_word(line, following)]
     different = {_DIGITS.sub("0", line) for line in inside}
     fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
+
+
+def _inside_a_word(line: str, following: str) -> bool:
+    alike = _DIGITS.sub("0", line[-END:]) == _DIGITS.sub("0", following[-END:])
+    return line[-1].isalnum() and following[0].isalnum() and " " in line and not alike
 
 
 def joined(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -72,8 +72,8 @@ def test_only_what_is_indented_below_belongs_to_it() -> None:
         b"step 1",
         b"nccl-doctor: go: srun train",
         b"step 2",
-        "✗ HELD: a title that is".encode(),
-        b"wrapped",
+        "✗ HELD: gpu04: rank 3 (pid 30092) sleeps in <module> (train.py:10); 3".encode(),
+        b"other ranks wait in all_reduce",
         b"",
         b"  proof",
         b"step 3",
@@ -82,6 +82,27 @@ def test_only_what_is_indented_below_belongs_to_it() -> None:
     ]
     assert [line for number, line in enumerate(lines, 1) if own.takes(line, number)] == [lines[1], *lines[3:7]]
     assert [number for number in range(1, 11) if own.had(number)] == [2, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("before", ["+ srun python train.py\n", ""])
+@pytest.mark.parametrize("report", [PREFLIGHT, "✓ GO: 4 of 4 hosts are good, 4 needed.\n"])
+def test_what_follows_a_report_at_once_is_the_jobs(report: str, before: str) -> None:
+    """Under ``set -x`` the shell writes each command behind a plus; a short verdict is not wrapped."""
+    told = explain_text(report + before + "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert told.causes and told.causes[0].id == "gpu.oom"
+
+
+STEPS = "".join(f"step {number} loss {3 - number / 100:.2f}\n" for number in range(60))
+
+
+@pytest.mark.parametrize(
+    "end", ["exit 1: the job failed; its output says:", "the job hung: HELD: rank 3; ended, exit 75"]
+)
+def test_a_job_that_it_says_has_failed_is_not_healthy(end: str) -> None:
+    assert explain_text(STEPS).verdict is Verdict.HEALTHY
+    assert explain_text(f"{STEPS}nccl-doctor: {end}\n").verdict is Verdict.UNDECIDED
+    again = "nccl-doctor: exit 1: looking at the hosts again, for attempt 2 of 3\n"
+    assert explain_text(STEPS + again + STEPS).verdict is Verdict.HEALTHY
 
 
 def test_every_verdict_that_is_printed_is_known() -> None:

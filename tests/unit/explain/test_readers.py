@@ -14,7 +14,7 @@ import pytest
 from nccl_doctor.explain import files, matcher
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
-from nccl_doctor.explain.readers import content, inputs, kept, prefix, scan
+from nccl_doctor.explain.readers import content, inputs, kept, prefix, records, scan
 from nccl_doctor.explain.template import Template
 
 
@@ -88,6 +88,19 @@ def test_srun_label_is_a_task() -> None:
 
 def _scan(text: bytes | str) -> scan.Summary:
     return scan.scan(LogSource("log", text))
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        ('"hostx","NCCL WARN Call to ""connect"" failed"', ['NCCL WARN Call to "connect" failed']),
+        ('2026-11-22 18:33:09.123,"CUDA out of memory","job/1"', ["CUDA out of memory", "job/1"]),
+        ('expected one of a, b, "c"', []),
+    ],
+)
+def test_a_row_of_csv_is_what_its_fields_say(row: str, lines: list[str]) -> None:
+    """A query may hand the message out before the name of its stream."""
+    assert [text.removeprefix("2026-11-22 18:33:09.123 ") for text in records.unwrap(row)] == (lines or [row])
 
 
 def test_interleaved_tracebacks_are_put_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,18 @@ RECORDS = "".join(
 )
 
 
-@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, FREE, PROSE, RECORDS, "", "\n", LOG])
+HOSTS = "".join(
+    f"{host}: NVRM: Xid (PCI:0000:3b:00): 79, pid={pid}, GPU has fallen off the bus\n"
+    for pid, host in enumerate(("alpha", "bravo", "delta", "hotel", "india"), 4100)
+)
+CONTAINERS = "".join(
+    f"{name}:41:41 [0] NCCL INFO comm 0x55d0c{at}f0 rank {at} nranks 4 cudaDev 0 - Init COMPLETE\n"
+    for at, name in enumerate(("a3f9c2b1e4d0", "bb71c2b1e4d0", "cc91f2b1e4d0", "da0ac2b1e4d0", "ee3caab1e4d0"))
+)
+BASE64 = "$ base64 id\n" + base64.encodebytes(bytes(range(256))[: 57 * 4]).decode() + "RuntimeError: NCCL error\n"
+
+
+@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, FREE, PROSE, RECORDS, HOSTS, CONTAINERS, BASE64, "", "\n", LOG])
 def test_lines_that_are_as_long_as_each_other_by_chance_stay_apart(text: str) -> None:
     assert wrapping(text.encode()) is None
     assert b"".join(joined([text.encode()])) == text.encode()
@@ -100,9 +112,15 @@ def test_lines_keep_their_numbers_whatever_the_blocks(width: int, size: int) -> 
     assert whole.replace(b"\n", b"") == text.replace(b"\n", b"")
 
 
+def test_a_line_that_is_cut_is_one_line() -> None:
+    text = at(80, LOG) + "x" * (3 << 20) + "\ntorch.OutOfMemoryError: CUDA out of memory\n"
+    found = scan(LogSource("x.log", text))
+    assert found.lines == found.groups["cuda-oom"].hits[0].line == text.count("\n")
+
+
 def test_a_line_without_end_is_joined_up_to_what_is_looked_at() -> None:
     """An encoded file of a hundred thousand broken lines: each stays a line of bounded length."""
-    row = "".join(chr(97 + at % 26) for at in range(80))
+    row = "".join(chr(97 + at % 26) for at in range(79)) + " "
     text = "".join(row[at % 26 :] + row[: at % 26] + "\n" for at in range(100_000))
     assert max(map(len, b"".join(joined([text.encode()])).split(b"\n"))) < 10_000
     assert scan(LogSource("x.log", text)).lines == 100_000
