@@ -287,7 +287,7 @@ def tune(
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
     backend: _hosts.Backend = "auto",
     ranks_per_host: Annotated[int, _hosts.count("Ranks per host [default: as bench].")] = 0,
-    time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
+    time_budget: Annotated[float, _hosts.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)] = 5.0,
     timeout: _hosts.StepLimit = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
     master: _hosts.RankZero = "",
