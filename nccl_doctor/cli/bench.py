@@ -50,8 +50,9 @@ def bench(
     collective: Annotated[
         str,
         typer.Argument(
+            metavar="COLLECTIVE",
             help="allreduce, allgather, reducescatter, broadcast, reduce, alltoall, sendrecv, gather, scatter, all, "
-            "or gemm (compute speed); several with commas."
+            "or gemm (compute speed); several with commas.",
         ),
     ],
     misplaced: _hosts.Misplaced = None,

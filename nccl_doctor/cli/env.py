@@ -274,7 +274,10 @@ def recommend(
 
 @env.command(short_help="Does another setting make the collectives faster here?")
 def tune(
-    collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, ...; several with commas.")],
+    collective: Annotated[
+        str,
+        typer.Argument(metavar="COLLECTIVE", help="allreduce, allgather, reducescatter, ...; several with commas."),
+    ],
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
