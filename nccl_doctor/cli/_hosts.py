@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -68,7 +69,39 @@ Python = Annotated[
 EnvSetup = Annotated[
     str, typer.Option(metavar="COMMAND", help="Shell command before it, such as 'source /opt/train/bin/activate'.")
 ]
-ConnectTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Limit for connecting to one host.")]
+
+
+def _seconds(text: str) -> float:
+    """Of a number of seconds, or one with s, m, h or d behind it; not a number where it is neither."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        return float(number) * units[unit]
+    except ValueError:
+        return math.nan
+
+
+def seconds(text: str, said: str, such_as: str, *, least: float = 1.0, most: float = 86400.0) -> float:
+    """A time that a user gave, in seconds; stops where it is none from ``least`` to ``most`` seconds."""
+    found = _seconds(text)
+    if not least <= found <= most:
+        stop(f"{said} {text!r}: expected a time such as {such_as}")
+    return found
+
+
+def time_option(help: str, *, least: float = 1.0, most: float = 86400.0) -> Any:
+    """An option that takes a time from ``least`` to ``most`` seconds."""
+
+    def parse(text: object) -> float:
+        found = _seconds(str(text))
+        if not least <= found <= most:
+            raise typer.BadParameter(f"{text!r}: expected seconds ({least:g} to {most:g}), or a time such as 90s or 3m")
+        return found
+
+    return typer.Option(parser=parse, metavar="TIME", help=help)
+
+
+ConnectTimeout = Annotated[float, time_option("Limit for connecting to one host, in seconds or such as 1m.", least=0.1)]
 SshConfig = Annotated[
     Path | None,
     typer.Option("--ssh-config", metavar="FILE", help="ssh config file to use in place of the usual ones (ssh -F)."),
@@ -76,9 +109,9 @@ SshConfig = Annotated[
 FanOut = Annotated[int, typer.Option(metavar="N", min=1, help="How many hosts are connected to at the same time.")]
 
 RankZero = Annotated[str, typer.Option("--master", metavar="HOST", help="Host of rank 0 [default: the first].")]
-StepLimit = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="Limit of every single step.")]
+StepLimit = Annotated[float, time_option("Limit of every single step, in seconds or such as 2m.")]
 
-Deadline = Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="The whole run ends by then.")]
+Deadline = Annotated[float, time_option("The whole run ends by then, in seconds or such as 5m.")]
 Master = Annotated[str, typer.Option(metavar="HOST", help="The job's MASTER_ADDR host [default: the first].")]
 MasterPort = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The job's MASTER_PORT.")]
 Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all collected facts as a bundle.")]
@@ -88,19 +121,6 @@ History = Annotated[
     Path | None,
     typer.Option("--history", metavar="PATH", help="Append this run to PATH/history.sqlite, or to this SQLite file."),
 ]
-
-
-def seconds(text: str, said: str, such_as: str, *, least: float = 1.0, most: float = 86400.0) -> float:
-    """A time that a user gave, in seconds; stops where it is none from ``least`` to ``most`` seconds."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        found = float(number) * units[unit]
-    except ValueError:
-        found = 0.0
-    if not least <= found <= most:
-        stop(f"{said} {text!r}: expected a time such as {such_as}")
-    return found
 
 
 def ourselves(program: str, *words: str) -> list[str]:
@@ -275,6 +295,8 @@ def check_program(command: Sequence[str]) -> None:
     """Stop where a command cannot be run, before anything else is done."""
     if "{" in command[0] or shutil.which(command[0]):
         return
+    if len(command) == 1 and len(command[0].split()) > 1:
+        stop(f"{command[0]!r} is one word: leave out the quotes around the whole command")
     script = os.path.isfile(command[0])  # noqa: PTH113 - of a Path, a long command in quotes is no name but an error
     needs = (
         "a script, behind --, needs its interpreter before it" if script else "a command, behind --, must be in PATH"

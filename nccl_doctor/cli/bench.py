@@ -50,8 +50,9 @@ def bench(
     collective: Annotated[
         str,
         typer.Argument(
+            metavar="COLLECTIVE",
             help="allreduce, allgather, reducescatter, broadcast, reduce, alltoall, sendrecv, gather, scatter, all, "
-            "or gemm (compute speed); several with commas."
+            "or gemm (compute speed); several with commas.",
         ),
     ],
     misplaced: _hosts.Misplaced = None,
@@ -79,7 +80,7 @@ def bench(
     iters: Annotated[int, _hosts.count("Timed calls per size [default: by the budget].", most=1000000)] = 0,
     warmup: Annotated[int, typer.Option(metavar="N", min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="Time to aim at for all sizes.")
+        float, _hosts.time_option("Time to aim at for all sizes, in seconds or such as 2m.", least=0.1)
     ] = 30.0,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare results with the right answer.")] = True,
     in_place: Annotated[bool, typer.Option("--in-place", help="Measure in place.")] = False,

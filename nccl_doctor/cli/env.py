@@ -274,7 +274,10 @@ def recommend(
 
 @env.command(short_help="Does another setting make the collectives faster here?")
 def tune(
-    collective: Annotated[str, typer.Argument(help="allreduce, allgather, reducescatter, ...; several with commas.")],
+    collective: Annotated[
+        str,
+        typer.Argument(metavar="COLLECTIVE", help="allreduce, allgather, reducescatter, ...; several with commas."),
+    ],
     misplaced: _hosts.Misplaced = None,
     hosts: _hosts.HostsFile = None,
     host_list: _hosts.HostList = None,
@@ -287,7 +290,7 @@ def tune(
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
     backend: _hosts.Backend = "auto",
     ranks_per_host: Annotated[int, _hosts.count("Ranks per host [default: as bench].")] = 0,
-    time_budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Per run, all sizes.")] = 5.0,
+    time_budget: Annotated[float, _hosts.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)] = 5.0,
     timeout: _hosts.StepLimit = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
     master: _hosts.RankZero = "",

@@ -35,8 +35,9 @@ def explain(
     logs: Annotated[
         list[str],
         typer.Argument(
+            metavar="LOGS...",
             help="Log files, directories or globs; '-' is standard input. .gz, .xz, .bz2, .zst are read too, and what "
-            "check or bench saved."
+            "check or bench saved.",
         ),
     ],
     format: _hosts.Format = "text",

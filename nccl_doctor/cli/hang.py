@@ -31,7 +31,8 @@ def hang(
     slurm: _hosts.Slurm = False,
     job: Annotated[str, typer.Option(metavar="ID", help="Which job, where several run on the hosts.")] = "",
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.5, max=60.0, help="Time between the two looks at every rank.")
+        float,
+        _hosts.time_option("Time between the two looks at every rank: 0.5 to 60 seconds, or 1m.", least=0.5, most=60.0),
     ] = 3.0,
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="Take Python stacks (py-spy, which pauses nothing).")

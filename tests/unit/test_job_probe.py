@@ -61,7 +61,7 @@ def look(**arguments: Any) -> tuple[Job, list[Process]]:
 
 def look_until(there: Callable[[list[Process]], object], **arguments: Any) -> tuple[Job, list[Process]]:
     """The same, again until what was started has come to its place."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         fact, found = look(**arguments)
         if there(found) or time.monotonic() > end:
@@ -327,8 +327,8 @@ def test_the_ras_service_of_a_rank_is_asked_twice_and_its_dump_is_read(start: St
     os.utime(tmp_path / "trace_rank_1", (1.0, 1.0))
     variables = {"NCCL_RAS_ADDR": f"localhost:{port}", "TORCH_FR_DUMP_TEMP_FILE": prefix}
     start(0, RAS.format(port=port, answer=b'{"nccl_version": "2.29.2"}\n'), **variables)
-    start(1, "import time; time.sleep(60)", **variables)
-    end = time.monotonic() + 10
+    start(1, "import time; time.sleep(600)", **variables)
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as wait:
             wait.sendall(b"STATUS\n")

@@ -34,14 +34,14 @@ def kept(tmp_path: Path) -> _launch._Kept:
 def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Explaining takes for ever, in two processes; the file into which the second one's id is written."""
     told = tmp_path / "pid"
-    script = f"sleep 60 & echo $! > {tmp_path}/new; mv {tmp_path}/new {told}; wait"
+    script = f"sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {told}; wait"
     monkeypatch.setattr(_launch, "_explaining", lambda files: ["sh", "-c", script])
     return told
 
 
 def gone(told: Path) -> bool:
     """Whether the process of this id has ended, or does soon: killed, it may take a moment to go."""
-    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 20
+    state, until = Path(f"/proc/{told.read_text().strip()}/stat"), time.monotonic() + 60
     while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         if time.monotonic() > until:
             return False

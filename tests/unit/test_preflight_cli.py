@@ -98,11 +98,11 @@ def test_a_signal_reaches_the_job_and_nothing_is_left(tmp_path: Path, number: si
 
 
 def test_killed_itself_it_leaves_no_job_behind(tmp_path: Path) -> None:
-    with job(tmp_path, "echo $$ > pid; exec sleep 60") as process:
+    with job(tmp_path, "echo $$ > pid; exec sleep 600") as process:
         assert len(running(process.pid)) == 2
         process.kill()
         process.wait(timeout=30)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 50
         while running(process.pid):
             assert time.monotonic() < until
             time.sleep(0.02)
@@ -133,7 +133,7 @@ def job(directory: Path, script: str) -> Iterator[subprocess.Popen[str]]:
         words, cwd=directory, env=environment, text=True, start_new_session=True, preexec_fn=_as_in_a_terminal, **pipes
     ) as process:
         try:
-            until = time.monotonic() + 30
+            until = time.monotonic() + 60
             while not (directory / "pid").exists() or not (directory / "pid").read_text():
                 assert process.poll() is None and time.monotonic() < until
                 time.sleep(0.02)

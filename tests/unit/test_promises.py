@@ -481,7 +481,12 @@ MISTAKES = [
     (["check", "-H", __file__], 2, f"a file here, too: --hosts {__file__}?"),
     (["check", "--save", MANY], 2, "File name too long"),
     (["env", "lint", MANY], 2, "File name too long"),
-    (["run", "--", f"torchrun {MANY}"], 2, "is no program"),
+    (["run", "--", f"torchrun {MANY}"], 2, "is one word: leave out the quotes"),
+    (["run", "--", MANY], 2, "is no program"),
+    (["check", "--deadline", "5x"], 2, "or a time such as 90s or 3m"),
+    (["check", "--deadline", "5m", "--from", "x.ndb"], 2, "--deadline would change nothing"),
+    (["check", "--deadline", "nan"], 2, "or a time such as 90s or 3m"),
+    (["hang", "--interval", "2m"], 2, "0.5 to 60"),
 ]  # fmt: skip
 
 
@@ -585,14 +590,14 @@ def interrupted(
             ["bash", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-m", "nccl_doctor", *words, *over],
             stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
         )  # fmt: skip
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while after not in log.read_text():
         assert process.poll() is None and time.monotonic() < until, messages.read_text()
         time.sleep(0.05)
     time.sleep(1.0)  # for the answer to be read
     for number in by:
         os.kill(process.pid, number)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=90)
     assert "Traceback" not in messages.read_text()
     for _ in range(50):
         if subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, check=False).returncode:

@@ -560,7 +560,7 @@ def test_a_look_ends_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", looking])
     job = ["sh", "-c", wait_for(pid) + "exit 0"]
     assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 0
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while running(int(pid.read_text())):  # its whole session: killed, it may take a moment to go
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -1284,6 +1284,7 @@ def test_bad_input_is_told(words: str, why: str) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2d", 172800.0)])
 def test_times_are_read(text: str, seconds: float) -> None:
     assert _hosts.seconds(text, "--for", "90s", most=1e6) == seconds
+    assert _hosts.time_option("", most=1e6).parser(text) == seconds
 
 
 # The way from a host to the fact
