@@ -137,6 +137,8 @@ def gpus_told_slow(case: Case) -> Iterable[Candidate]:
 def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     told = hits[0].groups
     title = f"the pace fell for good: {told['name']} was {told['before']}, and is {told['after']}"
+    if told["returned"] == "True":
+        title = f"the pace fell for a while: {told['name']} was {told['before']}, then {told['after']}, and came back"
     if told["grew"]:
         rest = f", not {told['stayed']}" if told["stayed"] else ""
         title += f" (longer takes {told['grew']}{rest})"
