@@ -154,7 +154,7 @@ def test_a_slower_level_for_a_while_that_may_be_usual_is_healthy(times: list[flo
 def test_steps_that_take_longer_since_their_batch_grew_are_no_slower(batch: int, verdict: Verdict) -> None:
     rows = [(1.0 + 0.1 * nth, min(batch, 256 + 32 * nth)) for nth in range(9)] + [(1.9, batch)] * 40
     text = "".join(
-        f" iteration {nth * 10:8d}/ 9000 | elapsed time per iteration (ms): {time * 1000:.1f} | global batch size: {size:5d} |\n"
+        f" iteration {100 + nth * 10:8d}/ 9000 | elapsed time per iteration (ms): {time * 1000:.1f} | global batch size: {size:5d} |\n"
         for nth, (time, size) in enumerate(rows)
     )
     assert _explain(text).verdict is verdict
