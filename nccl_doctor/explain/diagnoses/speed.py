@@ -13,6 +13,7 @@ from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
+from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
 
@@ -260,11 +261,13 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
-    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or it
-    is slow, and the hosts have eight GPUs: such are not joined by TCP."""
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or
+    somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
-    up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
-    if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and case.nodes > 1:
+    up = case.hits("adapter-up") or case.hits("adapters-told")
+    complaint = [*complaints(case), *case.communicating[-3:]]
+    several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
+    if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and several:
         what = "RDMA adapters that are up" if up else "any RDMA adapter"
         title = f"NCCL_IB_DISABLE=1 keeps NCCL from {what}: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
@@ -364,6 +367,33 @@ def slow_interface(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
 
 
+_NAME = re.compile(r"^\s*([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: (\d{1,7})Mb/s)?\s*$")
+_SPEED_ALONE = re.compile(r"^\s*Speed: (\d{1,7})Mb/s\s*$")
+_MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
+
+
+@diagnosis
+def faster_interface_unused(case: Case) -> Iterable[Candidate]:
+    """Hosts talk over TCP sockets of an interface, and a loop of ethtool over all of them shows one that is many times as fast."""
+    used = {name for hit in case.hits("net-socket-using") for name in _SOCKET_INTERFACE.findall(hit.text)}
+    speeds: dict[str, tuple[int, list[Hit]]] = {}
+    name, above = "", []
+    for row in case.hits("ethtool-loop-rows"):
+        found, alone = _NAME.match(row.text), _SPEED_ALONE.match(row.text)
+        told = (found[2] if found else None) or (alone[1] if alone else None)
+        if found:
+            name, above = found[1], [row]
+        if told and name:
+            speeds[name] = (int(told), [*above, row])
+    slow = [name for name in used if name in speeds]
+    fast = max(speeds, key=lambda name: speeds[name][0], default="")
+    if slow and case.sockets and speeds[fast][0] >= _MANY_TIMES * max(speeds[name][0] for name in slow):
+        title = f"the hosts talk over {slow[0]} ({speeds[slow[0]][0]} Mb/s), and {fast} has {speeds[fast][0]} Mb/s"
+        proof = [*case.hits("net-socket-using")[:1], *speeds[slow[0]][1], *speeds[fast][1]]
+        proof += case.env.get("NCCL_SOCKET_IFNAME", ())[:1]
+        yield Candidate("net.wrong-interface", 0.74, title, proof, hosts=hosts_of(case.sockets), slows=True)
+
+
 _ETHTOOL = 30  # lines: what it prints of an interface before the speed
 
 
@@ -443,6 +473,29 @@ def _carried(case: Case) -> float:
         return 0.0
     adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     return min(rates) * min(adapters, _gpus_per_host(case))
+
+
+_SEVERAL = re.compile(
+    r"\b(?:[2-9]|\d{2,4}|two|three|four|eight|sixteen) ?[xX]? ?(?:nodes|hosts|servers|machines)\b", re.I
+)
+
+
+@diagnosis
+def far_below_the_adapters_told(case: Case) -> Iterable[Candidate]:
+    """nccl-tests over several hosts reaches a small part of what the adapters carry that somebody says they have, and nothing
+    tells which way the data went."""
+    told = [(found, hit) for hit in case.hits("adapters-told") if (found := ADAPTERS_TOLD.search(hit.text))]
+    rows = [row for row in _slow_rows(case) if _REDUCED.search(row.text)]
+    several = case.between_hosts or _servers_in_the_list(case) or any(_SEVERAL.search(hit.text) for _, hit in told)
+    if not told or not rows or not several or case.has("network-used", "tests-in-pairs", "channel-shm"):
+        return
+    found, hit = told[0]
+    count, rate = found["count"] or found["count_after"], found["rate"] or found["rate_before"]
+    carried, best = int(count) * int(rate) / 8, max(map(_busbw, rows))
+    if best < _TINY * carried:
+        title = f"{count} adapters of {rate} Gb/s carry {carried:.0f} GB/s, and {best:.1f} GB/s bus bandwidth are reached; over which network is not told"
+        causes = ("net.slow", "ib.gdr", "ib.device-not-found", "env.bad-nccl-var")
+        yield from rivals(falling(causes, 0.46, 0.02), title, [hit, *rows[-3:]], slows=True)
 
 
 _MODEL = re.compile(r"device +\d+ \[[\w:.]+\] (.{3,60})")
