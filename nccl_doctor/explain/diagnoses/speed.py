@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,7 +14,7 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, spea
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SLOWER
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION, NODES_HEADING
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
@@ -178,6 +180,38 @@ def told_to_be_slow(case: Case) -> Iterable[Candidate]:
         causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs")
         title = f"it is slower than it ought to be: {shortened(told[-1].text, 110)}"
         yield from rivals(falling(causes, 0.32, 0.02), title, told[-4:], vague=True)
+
+
+_IN_WORDS_NODES = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
+_NO_SCALING = 4.0  # times: what no exchange over a network that is made for it costs, however the model is spread
+_OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
+
+
+@diagnosis
+def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
+    """Under one heading steps on one node are shown, under another those on several, and these take many times as long."""
+    runs: list[tuple[int, float, list[Hit]]] = []
+    steps = sorted({place(hit): hit for hit in (*case.hits("progress"), *case.tail)}.values(), key=place)
+    headings = [hit for hit in case.hits("nodes-heading") if not _OTHER_STEP.search(hit.text)]
+    for nth, head in enumerate(headings):
+        found, until = NODES_HEADING.match(head.text), headings[nth + 1].line if nth + 1 < len(headings) else math.inf
+        own = [hit for hit in steps if hit.file == head.file and head.line < hit.line < until]
+        paces = [(time, hit) for hit in own for unit, time in _paces(hit.text)[:1] if unit == "step"]
+        nodes = (_IN_WORDS_NODES.get(found[1].lower()) or int(found[1])) if found else 0
+        if len(paces) >= (
+            1 if nodes == 1 else _SOME_STEPS
+        ):  # a first step that is slow anywhere accuses nobody on one node
+            runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
+    alone = [run for run in runs if run[0] == 1]
+    several = [run for run in runs if run[0] > 1 and alone and run[1] >= _NO_SCALING * alone[-1][1]]
+    if several:
+        (_, was, before), (nodes, now, after) = alone[-1], several[-1]
+        title = f"a step takes {now:.3g} s on {nodes} nodes and {was:.3g} s on one: the network between them, or the way to it"
+        causes = ("net.slow", "ib.device-not-found", "ib.gdr", "net.wrong-interface")
+        yield from rivals(falling(causes, 0.44, 0.02), title, [*after, *before], slows=True)
+
+
+_SOME_STEPS = 3  # the first ones are slow anywhere
 
 
 @diagnosis

@@ -495,6 +495,23 @@ says(
     why="Somebody writes what an earlier run reached, or how long its steps took.",
     where=lambda groups, line: re.search(r"\d", line) is not None,
 )
+# "# two nodes, same batch": what somebody writes above a part of what he shows.
+NODES_HEADING = re.compile(
+    r"^\s*(?:[#=*>-]+\s*)(?:[^\d:]{0,40}\b)?(single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
+    re.IGNORECASE,
+)
+says(
+    "nodes-heading",
+    " node",
+    "-node",
+    " host",
+    " machine",
+    " server",
+    sampled=True,
+    every=True,
+    why="A heading that somebody put above the steps of one of several runs: over how many nodes it went.",
+    where=lambda groups, line: NODES_HEADING.match(line) is not None,
+)
 says(
     "slow-complaint",
     "expected {}GB/s",
