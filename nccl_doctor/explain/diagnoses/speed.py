@@ -194,7 +194,7 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
     steps = sorted({place(hit): hit for hit in (*case.hits("progress"), *case.tail)}.values(), key=place)
     headings = [hit for hit in case.hits("nodes-heading") if not _OTHER_STEP.search(hit.text)]
     for nth, head in enumerate(headings):
-        found, until = NODES_HEADING.match(head.text), headings[nth + 1].line if nth + 1 < len(headings) else math.inf
+        found, until = NODES_HEADING.search(head.text), headings[nth + 1].line if nth + 1 < len(headings) else math.inf
         own = [hit for hit in steps if hit.file == head.file and head.line < hit.line < until]
         paces = [(time, hit) for hit in own for unit, time in _paces(hit.text)[:1] if unit == "step"]
         nodes = (_IN_WORDS_NODES.get(found[1].lower()) or int(found[1])) if found else 0
@@ -413,7 +413,8 @@ def faster_interface_unused(case: Case) -> Iterable[Candidate]:
     speeds: dict[str, tuple[int, list[Hit]]] = {}
     name, above = "", []
     for row in case.hits("ethtool-loop-rows"):
-        found, alone = _NAME.match(row.text), _SPEED_ALONE.match(row.text)
+        text = prefix.parse(row.text).body.strip('" ')
+        found, alone = _NAME.match(text), _SPEED_ALONE.match(text)
         told = (found[2] if found else None) or (alone[1] if alone else None)
         if found:
             name, above = found[1], [row]

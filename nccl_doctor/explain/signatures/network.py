@@ -581,7 +581,6 @@ says(
 says(
     "ethtool-loop",
     "ethtool ${variable:word} | grep {}peed",
-    "ethtool ${{variable:word}} | grep {}peed",
     'ethtool "${variable:word}" | grep {}peed',
     rows=32,
     every=True,
