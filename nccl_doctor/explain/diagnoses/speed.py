@@ -14,7 +14,7 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, spea
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SLOWER
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION, NODES_HEADING
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW, COMMAND, EARLIER_RUN, EXPECTATION, NODES_HEADING, RESULT
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
@@ -180,6 +180,34 @@ def told_to_be_slow(case: Case) -> Iterable[Candidate]:
         causes = ("net.slow", "gpu.thermal-power", "app.straggler-timeout", "sys.clock-or-dns-or-fs")
         title = f"it is slower than it ought to be: {shortened(told[-1].text, 110)}"
         yield from rivals(falling(causes, 0.32, 0.02), title, told[-4:], vague=True)
+
+
+_ONE_HOST = 1.5  # times: what no two hosts of a kind differ by
+
+
+@diagnosis
+def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
+    """The same benchmark was run on two hosts, as their shells' prompts tell, and one reaches far less in a second."""
+    reached: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}  # command and result -> host -> what it reached
+    commands = [(hit, found) for hit in case.hits("command-on-host") if (found := COMMAND.search(hit.text))]
+    for hit in case.hits("result-told"):
+        typed = [found for head, found in commands if head.file == hit.file and head.line < hit.line]
+        result = RESULT.search(hit.text)
+        if typed and result and float(result["rate"]):
+            rates = reached.setdefault((typed[-1]["command"], result["name"]), {})
+            rates[typed[-1]["host"]] = float(result["rate"]), hit
+    for (_, name), rates in reached.items():
+        (least, slow), (most, fast) = min(rates.values(), key=_first), max(rates.values(), key=_first)
+        if most >= _ONE_HOST * least:
+            host = next(host for host, told in rates.items() if told[1] is slow)
+            title = f"the same command reaches {least:.4g} on {host} and {most:.4g} on another host ({name})"
+            causes = ("gpu.thermal-power", "app.straggler-timeout", "gpu.nvlink", "net.slow")
+            yield from rivals(falling(causes, 0.44, 0.02), title, [slow, fast], hosts={host}, slows=True)
+            return
+
+
+def _first(pair: tuple[float, Hit]) -> float:
+    return pair[0]
 
 
 _IN_WORDS_NODES = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
