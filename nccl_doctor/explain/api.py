@@ -13,6 +13,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
+from nccl_doctor.explain.numbering import numbered
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
 from nccl_doctor.facts import redaction
@@ -62,6 +63,8 @@ def explain(summary: Summary) -> Explanation:
         read=InputCount(summary.files, summary.bytes, summary.lines),
         world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
     )
+    if summary.turned:
+        explanation = numbered(explanation, summary.turned, lambda name, line: summary.turned[name][line - 1])
     return _redacted(explanation)
 
 
@@ -102,8 +105,13 @@ def _overcome(ranked: list[Candidate]) -> tuple[str, ...]:
 
 def _notes(case: Case) -> tuple[str, ...]:
     """Known-harmless lines that were seen, with the condition under which they do matter."""
-    return tuple(
-        f"{shortened(case.hits(harmless.name)[0].text, 160)} | {harmless.why}" for harmless in case.seen(Role.HARMLESS)
+    turned = [f"{name} | stands newest first: it was read from its end" for name in case.summary.turned]
+    return (
+        *turned,
+        *(
+            f"{shortened(case.hits(harmless.name)[0].text, 160)} | {harmless.why}"
+            for harmless in case.seen(Role.HARMLESS)
+        ),
     )
 
 

@@ -10,8 +10,10 @@ import msgspec
 
 from nccl_doctor.explain import kinds
 from nccl_doctor.explain.model import Explanation, InputProblem, LogSource
+from nccl_doctor.explain.numbering import numbered
 from nccl_doctor.explain.printable import printable
 from nccl_doctor.explain.readers import content, inputs
+from nccl_doctor.explain.readers.newest_first import stands_newest_first
 from nccl_doctor.explain.readers.plan import plan
 from nccl_doctor.explain.readers.scan import PIECE, scan, scan_descriptor
 from nccl_doctor.explain.readers.wrapped import wrapping
@@ -36,7 +38,7 @@ def read_file(file: inputs.LogFile) -> Summary:
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             content.require_text(head)
-            if packed or content.utf16(head) or wrapping(head):
+            if packed or content.utf16(head) or wrapping(head) or stands_newest_first(head):
                 summary = _read_pieces(source, content.pieces(file.path))
             else:
                 raw.seek(0)
@@ -177,20 +179,8 @@ def number_lines(explanation: Explanation, skipped: dict[str, list[Skip]]) -> Ex
             return None  # the file is gone, or shorter than it was
         return line - sum(surplus for start, surplus in found if line > start)
 
-    def walk(value: object) -> object:
-        if isinstance(value, (list, tuple)):
-            return [walk(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        new = {key: walk(item) for key, item in value.items()}
-        name = new.get("source") or new.get("file")
-        if new.get("line") and name in skipped:
-            new["line"] = true_line(str(name), int(str(new["line"])))
-        return new
-
-    plain = walk(msgspec.to_builtins(explanation))
-    numbered = msgspec.convert(plain, Explanation)
-    return msgspec.structs.replace(numbered, read=msgspec.structs.replace(numbered.read, lines=None))
+    told = numbered(explanation, skipped, true_line)
+    return msgspec.structs.replace(told, read=msgspec.structs.replace(told.read, lines=None))
 
 
 def _surplus(name: str, skips: list[Skip]) -> list[tuple[int, int]]:

@@ -53,6 +53,9 @@ class Summary(msgspec.Struct):
     ranks: set[int] = msgspec.field(default_factory=set)  # that lines name as their speakers
     hosts: set[str] = msgspec.field(default_factory=set)
     skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
+    turned: dict[str, list[int]] = msgspec.field(
+        default_factory=dict
+    )  # of logs that stand newest first: the lines' numbers
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
     bundles: list[str] = msgspec.field(default_factory=list)  # files that are saved runs of check
@@ -76,6 +79,7 @@ class Summary(msgspec.Struct):
         self.ranks |= other.ranks
         self.hosts |= other.hosts
         self.skipped.update(other.skipped)
+        self.turned.update(other.turned)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
         self.bundles.extend(other.bundles)

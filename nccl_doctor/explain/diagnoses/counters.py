@@ -13,7 +13,7 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.signatures.links import DROPS, RESENT, SENT
+from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
@@ -53,6 +53,91 @@ def tcp_sends_again(case: Case) -> Iterable[Candidate]:
                 strength = 0.6 if told else 0.46
                 yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
                 return
+
+
+_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SEGMENT = 1448  # bytes: larger ones are fewer, and then the part that was lost is larger
+
+
+@diagnosis
+def iperf_sends_again(case: Case) -> Iterable[Candidate]:
+    """iperf3: one segment of a hundred, or more, was sent again: packets are lost between these hosts."""
+    for hit in case.hits("iperf-sender"):
+        amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
+        lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
+        if lost >= _LOSS:
+            told = [*case.sockets[:1], *_too_slow(case)]
+            title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost"
+            strength = 0.6 if told else 0.46
+            yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+            return
+
+
+_GREW = 100  # frames between two looks
+_OF_FRAMES = 1e-5  # a good cable garbles none in a billion
+
+
+@diagnosis
+def frames_are_garbled(case: Case) -> Iterable[Candidate]:
+    """ethtool -S or ip -s link: an interface receives garbled frames: the count grows from one look to the next, is more than a few
+    of a million frames, or is high and the job too slow. A count alone may be old."""
+    told, looks = [*case.sockets[:1], *_too_slow(case)], dict[tuple[str, str, str], list[tuple[int, Hit]]]()
+    for hit in case.hits("garbled-frames"):
+        for name, count in GARBLED.findall(hit.text):
+            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
+    for (*_, name), counts in looks.items():
+        (least, first), (most, last) = counts[0], counts[-1]
+        grew = most - least
+        if grew >= _GREW or (most >= _MANY and _too_slow(case)):
+            more = f"and {grew} more between two looks" if grew >= _GREW else "frames"
+            title = f"an interface received {least} garbled {'frames ' * (grew >= _GREW)}{more} ({name}): a bad cable or transceiver"
+            strength = 0.68 if grew >= _GREW else 0.6
+            yield Candidate("net.slow", strength, title, [last, first, *told], hosts=hosts_of([last]), slows=True)
+            return
+    for row in case.hits("interface-counts-rows"):
+        cells = [int(cell) for cell in row.text.split() if cell.isdigit()][-6:]
+        if len(cells) == 6 and cells[2] >= max(_MANY, _OF_FRAMES * cells[1]):
+            title = f"an interface received {cells[2]} of {cells[1]} frames garbled"
+            strength = 0.6 if told else 0.46
+            yield Candidate("net.slow", strength, title, [row, *told], hosts=hosts_of([row]), slows=True)
+            return
+
+
+_PAUSES = 100_000  # frames between two looks
+
+
+@diagnosis
+def paused_by_the_other_end(case: Case) -> Iterable[Candidate]:
+    """ethtool -S: an interface is told to pause all the time: a switch, or a host behind it, takes packets too slowly. Which, the
+    counters of the switch's ports tell. Some pauses are how RoCE works; counts alone may be old."""
+    looks: dict[tuple[str, str, str], list[tuple[int, Hit]]] = {}
+    for hit in case.hits("paused"):
+        for name, count in PAUSED.findall(hit.text):
+            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
+    for (*_, name), counts in looks.items():
+        (least, first), (most, last) = counts[0], counts[-1]
+        if most - least >= _PAUSES:
+            title = f"an interface was told to pause {most - least} times between two looks ({name}): packets are taken too slowly"
+            proof = [last, first, *_too_slow(case)]
+            yield Candidate("net.slow", 0.46, title, proof, hosts=hosts_of([last]), slows=True)
+            yield Candidate("ib.retry-exceeded", 0.4, title, proof, slows=True)
+            return
+
+
+_GBIT = {"K": 1e-6, "M": 1e-3, "G": 1.0}
+_NARROW = 10.0  # Gbit/s: what no job on several GPUs is limited to on purpose
+
+
+@diagnosis
+def rate_is_limited(case: Case) -> Iterable[Candidate]:
+    """tc: a token bucket limits an interface, and the hosts talk over TCP sockets, or it is too slow."""
+    told = [*case.sockets[:1], *case.hits("net-socket-using")[:1], *_too_slow(case)]
+    for hit in case.hits("rate-limit") if told else ():
+        found = LIMITED.search(hit.text)
+        if found and float(found[1]) * _GBIT[found[2]] <= _NARROW:
+            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {found[1]} {found[2]}bit/s"
+            yield Candidate("net.slow", 0.68, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+            return
 
 
 _FULL = 90.0  # percent of its rate

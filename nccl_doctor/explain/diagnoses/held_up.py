@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
+from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, ranks_of, shortened
 from nccl_doctor.explain.model import Hit
@@ -147,6 +148,31 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
 
 
+_COMPILED = 5.0  # times as long as a step that compiles nothing
+
+
+@diagnosis
+def compiled_step_after_step(case: Case) -> Iterable[Candidate]:
+    """torch.compile compiles anew and again, and the steps that do take many times as long as later ones, or somebody says that it
+    is too slow. That the first step compiles, or that a function is left uncompiled, costs a job little."""
+    hits = case.hits("compiled-again")
+    if not hits:
+        return
+    told = complaints(case)
+    steps = in_order([*case.hits("progress"), *case.tail])
+    times = [(max(found), hit) for hit in steps if (found := [time for _, time in times_by_name(hit.text)])]
+    usual = statistics.median(time for time, _ in times[-_SOME:]) if times else 0.0
+    first, last = hits[0], hits[-1]
+    held = [
+        hit for time, hit in times if hit.file == first.file and hit.line > first.line and time >= _COMPILED * usual
+    ]
+    if told or len(held) >= _SOME:
+        title = "torch.compile compiles anew for each new shape, step after step" + " until its limit" * (
+            "limit" in last.text
+        )
+        yield Candidate("app.straggler-timeout", 0.62, title, [last, first, *held[-2:], *told[:2]], slows=True)
+
+
 _OFTEN = 5  # reports
 _LATELY = 30  # lines before the end
 _RETRIES = re.compile(r"(\d{1,18}) CUDA memory allocation retries")
@@ -213,7 +239,7 @@ def host_swaps(case: Case) -> Iterable[Candidate]:
         yield Candidate("sys.host-oom", 0.76, title, [*(hit for _, hit in busy), *sizes], slows=True)
 
 
-_STEP = re.compile(r"(?<!\w)(?:step_)?[tT]ime\W{1,4}(\d+(?:\.\d+)?)")
+_STEP = re.compile(r"(?<!\w)(?:step_|batch_|iter_)?[tT]ime\W{1,4}(\d+(?:\.\d+)?)")
 _DATA = re.compile(r"(?<!\w)(?:data_time|[dD]ata)\W{1,4}(\d+(?:\.\d+)?)")
 _MOST = 0.7  # of a step
 _SOME = 3  # steps

@@ -241,16 +241,25 @@ def collapse_at_large_sizes(case: Case) -> Iterable[Candidate]:
 _GBIT = {"Gb/sec": 1.0, "MB/sec": 0.008, "MiB/sec": 0.00839}
 _PERFTEST_ROW = re.compile(r"(?:^|\s)(\d+)\s+\d+\s+\d+\.\d+\s+(\d+\.\d+)(?!\S)")
 
+_OSU_ROW = re.compile(r"(?:^|\s)(\d{1,12})\s+(\d{1,9}\.\d\d)\s*$")
+
 
 @diagnosis
 def far_below_the_link(case: Case) -> Iterable[Candidate]:
-    """perftest moves a fourth of what the link carries, or less, by the speed and the PCIe bandwidth that listings name."""
+    """perftest, or osu_bw, moves a fourth of what the link carries, or less, by the speed and the PCIe bandwidth that listings name."""
     headings = case.hits("perftest-table")
     tests = [
         (float(found[2]) * _GBIT.get(head.groups["unit"].partition("]")[0], 0.0), row)
         for head in headings
         for row in below(head, headings, case.hits("perftest-table-rows"))
         if (found := _PERFTEST_ROW.search(row.text)) and int(found[1]) >= 1 << 16
+    ]
+    osu = case.hits("osu-table")
+    tests += [
+        (float(found[2]) * _GBIT["MB/sec"], row)
+        for head in osu
+        for row in below(head, osu, case.hits("osu-table-rows"))
+        if (found := _OSU_ROW.search(row.text)) and int(found[1]) >= 1 << 16
     ]
     speeds = [
         (float(hit.groups.get("speed") or 0) / 1000, hit) for hit in case.hits("link-speed") if "Mb/s" in hit.text
@@ -263,8 +272,8 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
     best, row = max(tests, key=lambda test: test[0], default=(0.0, None))
     speed, listed = min((*links, *slots), key=lambda link: link[0], default=(0.0, None))
     if row and listed and links and 0 < best < _QUARTER * speed:
-        title = f"RDMA itself moves {best:.3g} of the {speed:.3g} Gb/s that the link carries"
-        yield Candidate("net.slow", 0.66, title, [row, listed, *headings[:1], *case.hits("busbw-row")[-1:]])
+        title = f"{'RDMA itself' if headings else 'MPI'} moves {best:.3g} of the {speed:.3g} Gb/s that the link carries"
+        yield Candidate("net.slow", 0.66, title, [row, listed, *headings[:1], *osu[:1], *case.hits("busbw-row")[-1:]])
 
 
 _PAIR = re.compile(
@@ -273,17 +282,25 @@ _PAIR = re.compile(
 )
 _FEWEST = 4  # hosts: of fewer, which one is odd cannot be told
 _LOWER = 0.7  # of what the others reach
+_ALIKE = 0.85
 
 
 @diagnosis
 def host_slow_in_every_pair(case: Case) -> Iterable[Candidate]:
-    """A table of what pairs of hosts reach: all pairs with one host are far slower than all without it. Which of its parts is
-    slow (an adapter, a cable, PCIe, its settings) such a table does not tell."""
+    """A table of what pairs of hosts reach: all pairs with one host are far slower than all without it, or some are, and no single
+    host is in all of these. Which part is slow (an adapter, a cable, a switch, PCIe, settings) such a table does not tell."""
     headings = case.hits("pairs-table")
     for head in headings:
         rows = below(head, headings, case.hits("pairs-table-rows"))
         pairs = [(found[1], found[2], float(found[3]), row) for row in rows if (found := _PAIR.search(row.text))]
         hosts = {host for one, other, _, _ in pairs for host in (one, other)}
+        best = max((speed for _, _, speed, _ in pairs), default=0.0)
+        slow = [row for _, _, speed, row in pairs if speed < _LOWER * best]
+        alike = [speed for _, _, speed, _ in pairs if speed > _ALIKE * best]
+        if min(len(slow), len(alike)) > 1 and len(slow) + len(alike) == len(pairs):
+            title = f"{len(slow)} of {len(pairs)} pairs of hosts reach less than {_LOWER * best:.3g} GB/s, the others {statistics.median(alike):g}"
+            for nth, cause in enumerate(("net.slow", "ib.gdr", "gpu.thermal-power")):
+                yield Candidate(cause, 0.42 - 0.02 * nth, title, [*slow[:4], head], slows=True)
         for host in sorted(hosts) if len(hosts) >= _FEWEST else ():
             its = [(speed, row) for one, other, speed, row in pairs if host in (one, other)]
             others = [speed for one, other, speed, _ in pairs if host not in (one, other)]

@@ -13,8 +13,9 @@ from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, TOP_MEMORY, TOP_SWAP
+from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, SAVED, TOP_MEMORY, TOP_SWAP
 
 _FILES, _CPUS = "sys.clock-or-dns-or-fs", "sys.container"
 
@@ -56,15 +57,66 @@ _SLOW_NFS = 100.0  # ms: a server that keeps up answers in a few
 _OFTEN = 10.0  # reads a second
 
 
+def _nfs(case: Case, what: str) -> Iterable[Hit]:
+    """nfsiostat's rows of reads, or of writes."""
+    headings, rows = case.hits("nfsiostat"), case.hits("nfsiostat-rows")
+    return (row for head in headings if what in head.text for row in below(head, headings, rows)[:1])
+
+
 @diagnosis
 def slow_file_server(case: Case) -> Iterable[Candidate]:
     """nfsiostat: each read of a network file system takes a tenth of a second and more."""
-    for hit in case.hits("nfsiostat-rows"):
+    for hit in _nfs(case, "read:"):
         found = _NFS.search(hit.text)
         if found and float(found[1]) >= _OFTEN and float(found[3]) >= _SLOW_NFS:
             title = f"each read of the network file system takes {float(found[3]):.0f} ms (its server: {float(found[2]):.0f} ms)"
             yield Candidate(_FILES, 0.66, title, [hit, *_held_up(case)], hosts=hosts_of([hit]), slows=True)
             return
+
+
+_LONG_SAVE = 60.0  # seconds
+_SAVES = 3
+_GREW = 3.0  # times
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
+
+
+def _when(hit: Hit) -> float | None:
+    """The time of a line, behind whatever a collector put before it."""
+    found = _DATE.search(hit.text) if hit.seconds is None else None
+    return prefix.parse(hit.text[found.start() :]).seconds if found else hit.seconds
+
+
+@diagnosis
+def saving_checkpoints(case: Case) -> Iterable[Candidate]:
+    """Half of the job's time and more is saving checkpoints, each a minute at least, or they take three times as long as at first.
+    If writes to a network file system take long meanwhile, it is that; else its server, the disks, or the rank that writes."""
+    by_speaker: dict[tuple[str, int | None], list[tuple[float, Hit]]] = {}
+    for hit in case.hits("checkpoint-saved"):
+        if found := SAVED.search(hit.text):
+            seconds = float(found[1] or found[2] or 0.0) or float(found[3] or 0.0) / 1000
+            by_speaker.setdefault((hit.file, hit.rank), []).append((seconds, hit))
+    saves = max(by_speaker.values(), key=len, default=[])
+    if len(saves) < _SAVES:
+        return
+    (first, begin), (last, end) = saves[0], saves[-1]
+    began, ended = _when(begin), _when(end)
+    whole = ended - began if began is not None and ended is not None else 0.0
+    most = sum(seconds for seconds, _ in saves[1:])  # the first ended where this time begins
+    if min(seconds for seconds, _ in saves) >= _LONG_SAVE and 2 * most >= whole > 0:
+        title = f"{min(most / whole, 1):.0%} of the time is saving checkpoints ({last:.0f} s each)"
+    elif len(saves) > _SAVES and min(seconds for seconds, _ in saves[-2:]) >= max(
+        _LONG_SAVE, _GREW * max(saves[1][0], first)
+    ):
+        title = f"saving a checkpoint takes {last:.0f} s, and took {first:.0f} s at first"
+    else:
+        return
+    writes = [hit for hit in _nfs(case, "write:") if (found := _NFS.search(hit.text)) and float(found[3]) >= _SLOW_NFS]
+    proof = [*writes[-1:], *(hit for _, hit in saves[-3:]), begin]
+    yield Candidate(_FILES, 0.7 if writes else 0.46, title, proof, slows=True)
+    if not writes:
+        yield Candidate("app.straggler-timeout", 0.42, title, proof, slows=True)
 
 
 _FULL = 95.0  # percent of the time

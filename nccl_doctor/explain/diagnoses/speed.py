@@ -12,7 +12,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, COMMAND, EARLIER_RUN, EXPECTATION, NODES_HEADING, RESULT
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
@@ -106,6 +106,7 @@ def _plain(number: str) -> float:
     return float(number.replace(",", ""))
 
 
+_FEWER_HOSTS = re.compile(r"\b(?:1|one|single) node", re.IGNORECASE)  # who has no network to wait for
 _EARLIER = re.compile("|".join(EARLIER_RUN), re.I)
 _NAMED_RATE = re.compile(
     r"\b(tps|mfu|MFU|tflops|TFLOP/s\S*|throughput|(?:tokens?|samples|steps|images|it)/s(?:ec\w*)?)\W{1,3}(\d[\d,]*(?:\.\d+)?)"
@@ -132,6 +133,14 @@ def _paces(text: str) -> list[tuple[str, float]]:
     return paces
 
 
+def times_by_name(text: str) -> Iterable[tuple[str, float]]:
+    """What a line tells of the time of a step or of its parts, by their names."""
+    for found in pace.NUMBER.finditer(text):
+        name = pace.name_of(text, found)
+        if pace.is_time(name):
+            yield name, pace.value_of(found[0])
+
+
 def _times_slower_than_before(case: Case, hit: Hit) -> float:
     """How many times slower the last step is than what this line tells of an earlier run; 0 where they cannot be compared."""
     text = prefix.parse(hit.text).body
@@ -148,6 +157,10 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
         last = next((pace for its_unit, pace in now if its_unit == unit), 0.0)
         if last and was:
             return last / was
+    named = dict(times_by_name(told))
+    for name, seconds in (time for text in steps for time in times_by_name(text)):
+        if named.get(name):
+            return seconds / named[name]
     times = [time for text in (own, *steps) for time in _TIME_OF_STEP.findall(text)]
     bare = [(found[1], "s")] if (found := _BARE.search(told)) and len(text) < _REMARK and not _UNIT.search(told) else []
     for was_told, unit in _TIME.findall(told) or bare:
@@ -167,7 +180,11 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("slow-complaint")
         if _IN_WORDS.search(hit.text) or (_times_too_slow(case, hit) or _FAR) > _MET
     ]
-    slower = [hit for hit in case.hits("earlier-run") if _times_slower_than_before(case, hit) >= SLOWER]
+    slower = [
+        hit
+        for hit in case.hits("earlier-run")
+        if _times_slower_than_before(case, hit) >= (_FAR if _FEWER_HOSTS.search(hit.text) else SLOWER)
+    ]
     return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"))}.values())
 
 
@@ -385,6 +402,19 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.66, title, proof)
 
 
+@diagnosis
+def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
+    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, which have such adapters, or in a job
+    that is too slow. A small cloud machine has none."""
+    hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
+    several = case.nodes > 1 or len(hosts_of(hits)) > 1
+    ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
+    if hits and several and (complaint or max(ranks, _gpus_per_host(case)) >= 8):
+        title = "the plugin for libfabric found no adapter of its kind: the nodes talk over its provider of TCP"
+        proof = [*hits[:2], *complaint[:2], *case.hits("channel-net")[:1]]
+        yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
+
+
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([\w.-]+):")
 _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmaker|vpn")
 
@@ -564,20 +594,23 @@ def far_below_the_adapters_told(case: Case) -> Iterable[Candidate]:
 _MODEL = re.compile(r"device +\d+ \[[\w:.]+\] (.{3,60})")
 
 
+def _rails(case: Case) -> list[float]:
+    """The rate in Gb/s of the adapter that is sold beside each GPU of these models."""
+    models = [find(name[1]) for hit in case.hits("tests-device") if (name := _MODEL.search(hit.text))]
+    return [model.rail_gbps for model in models if model and model.rail_gbps]
+
+
 def _usual(case: Case) -> float:
     """The same by the adapters that these GPUs usually have, one for each; 0 where a host has fewer of them, or other GPUs."""
     used = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
-    known = [
-        model.rail_gbps
-        for hit in case.hits("tests-device")
-        if (name := _MODEL.search(hit.text)) and (model := find(name[1]))
-    ]
-    rates = [rate for rate in known if rate]
+    rates = _rails(case)
     return min(rates) / 8 * used if rates and used >= _gpus_per_host(case) else 0.0
 
 
+_EIGHT = 8  # GPUs of a host that is built for training, with an adapter beside each or each pair
 _FEW = 2  # times as many adapters are up: a storage network's beside those of the GPUs are fewer
-_UP = re.compile(r"(\S+) port \d+ ==>")
+_UP = re.compile(r"(\S+) port \d+ ==>|NIC\d+: (\S+)")
+_AS_ONE = 1.1  # times what the adapters that are used carry
 
 
 @diagnosis
@@ -586,7 +619,8 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
     tests between hosts were measured like that."""
     named = case.env.get("NCCL_IB_HCA", [])
     used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
-    up = {found.group(1) for hit in case.hits("adapter-up") if (found := _UP.search(hit.text))}
+    listed = case.hits("adapter-up") or case.hits("adapter-in-legend")
+    up = {found.group(1) or found.group(2) for hit in listed if (found := _UP.search(hit.text))}
     gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=_gpus_per_host(case))
     rows = _slow_rows(case)
     if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
@@ -596,8 +630,15 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
             "net.slow",
             0.62,
             title,
-            [*told[:2], *case.hits("net-ib-using")[:1], *case.hits("adapter-up")[:4], *rows[-2:]],
+            [*told[:2], *case.hits("net-ib-using")[:1], *listed[:4], *rows[-2:]],
         )
+    elif named and rows and case.between_hosts and gpus >= _EIGHT and 0 < len(used) * _FEW < gpus:
+        rate = min(_rails(case), default=0.0) / 8 * len(used)
+        if max(map(_busbw, rows)) <= _AS_ONE * rate:
+            title = f"NCCL_IB_HCA names {len(used)} adapter{'s' * (len(used) > 1)} for {gpus} GPUs of a host, and no more than {rate:.0f} GB/s are reached"
+            proof = [*named[:2], *case.hits("net-ib-using")[:1], *rows[-2:]]
+            yield Candidate("env.bad-nccl-var", 0.46, title, proof, slows=True)
+            yield Candidate("net.slow", 0.44, title, proof, slows=True)
 
 
 @diagnosis
@@ -667,6 +708,9 @@ def narrow_pcie(case: Case) -> Iterable[Candidate]:
     if narrow and complaint:
         title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
         yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
+    elif complaint and (lowest := case.hits("pcie-saves-power")):
+        title = "a PCIe link is at the speed of its first generation, which is a GPU's at rest only"
+        yield Candidate("net.slow", 0.46, title, [*lowest[:3], *complaint[:2]], slows=True)
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")

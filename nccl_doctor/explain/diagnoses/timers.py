@@ -12,8 +12,9 @@ from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
+from nccl_doctor.explain.readers.speakers import odd_files
 
-_SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*): *$")
+_SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*)(?: \.{2,64})?: *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
 _WAITS = re.compile(r"sync|reduce|gather|barrier|send|recv|optimizer")  # where a rank waits for others
 _FEWEST = 4  # ranks: of fewer, which one is odd cannot be told
@@ -58,12 +59,26 @@ _LATE_DATA = {"app.straggler-timeout": 0.62, "sys.clock-or-dns-or-fs": 0.48}
 _LATE_GPU = {"gpu.thermal-power": 0.46, "app.straggler-timeout": 0.44}
 
 
+def _stage(case: Case, times: _Times, ranks: set[int]) -> str:
+    """Which stage of Megatron's pipeline these ranks are, where they are all of the first or of the last one; empty if they are not."""
+    everybody = sorted({rank for told in times.values() for rank in told})
+    stages = max((int(hit.groups["stages"]) for hit in case.hits("pipeline-stages")), default=1)
+    of_each = len(everybody) // stages
+    if stages > 1 and len(ranks) == of_each and ranks == set(everybody[-of_each:]):
+        return f"{stages} of {stages}"
+    return f"1 of {stages}" if stages > 1 and ranks == set(everybody[:of_each]) else ""
+
+
 @diagnosis
 def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
     """Megatron's timers of each rank: a part of the step that is no waiting takes far longer on a few ranks, in most reports, and
     all others wait for them. If it is the batch generator, the rank waits for its data; if it computes, its GPU may be slow, or
     its stage of the pipeline has more to do."""
     tables = list(_tables(case))
+    whole = max((sum(map(len, times.values())) for times in tables), default=0)
+    tables = [
+        times for times in tables if sum(map(len, times.values())) == whole
+    ]  # of a long log the first ones are kept
     found = [late for times in tables if (late := _late(times))]
     if not found or 2 * len(found) <= len(tables):
         return
@@ -72,6 +87,12 @@ def rank_of_longer_parts(case: Case) -> Iterable[Candidate]:
     who = ", ".join(map(str, sorted(ranks)[:8]))
     title = f"rank {who} needs {worst:.0f} ms for {part}, the others {usual:.0f} ms: they wait for it in each step"
     proof = [hit for _, hit in ranks.values()] + [hit for _, others, _ in found[:-1] for _, hit in others.values()]
+    if stage := _stage(case, tables[0], set(ranks)):
+        title = f"stage {stage} of the pipeline needs {worst:.0f} ms for {part}, the others {usual:.0f} ms: it has more to do"
+        yield Candidate(
+            "app.straggler-timeout", 0.62, title, [*proof, *case.hits("pipeline-stages")[:1]], set(ranks), slows=True
+        )
+        return
     strengths = _LATE_DATA if "batch" in part or "data" in part else _LATE_GPU
     yield from rivals(strengths, title, proof, ranks, slows=True)
 
@@ -86,17 +107,28 @@ def one_is_far_from_the_others(case: Case) -> Iterable[Candidate]:
     measured rate that is lower. All others wait for them."""
     hits = case.hits(SPEAKER_APART)
     for hit, other in zip(hits[::2], hits[1::2], strict=False):
-        who, name, its, others = (hit.groups[key] for key in ("who", "name", "its", "others"))
-        rank = _OF_RANKS.fullmatch(who)
-        ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who})
-        if "B/s" in name or "b/s" in name:
-            strengths = {"net.slow": 0.68}
-        elif "FLOP" in name:
-            strengths = {"gpu.thermal-power": 0.68}
-        else:
-            strengths = _LATE_DATA if _DATA.search(name) else _LATE_GPU
-        title = f"{who} tells {name} {its} where the others tell {others}"
-        yield from rivals(strengths, title, [hit, other], ranks, hosts, slows=True)
+        yield from _apart(hit.groups, [hit, other])
+    tails = [its for its in case.summary.tails.values() if len({(one.rank, one.host) for one in its}) == 1]
+    for apart in odd_files([[hit.text for hit in its] for its in tails]):
+        proof = [
+            next(hit for hit in tails[at][::-1] if hit.text.encode(errors="replace") == raw) for at, raw in apart.rows
+        ]
+        who = f"rank {proof[0].rank}" if proof[0].rank is not None else proof[0].host or proof[0].file
+        yield from _apart({**apart.groups, "who": who}, proof)
+
+
+def _apart(told: dict[str, str], proof: list[Hit]) -> Iterable[Candidate]:
+    who, name, its, others = (told[key] for key in ("who", "name", "its", "others"))
+    rank = _OF_RANKS.fullmatch(who)
+    ranks, hosts = ({int(rank[1])}, set[str]()) if rank else (set[int](), {who} if who != proof[0].file else set())
+    if "B/s" in name or "b/s" in name:
+        strengths = {"net.slow": 0.68}
+    elif "FLOP" in name:
+        strengths = {"gpu.thermal-power": 0.68}
+    else:
+        strengths = _LATE_DATA if _DATA.search(name) else _LATE_GPU
+    title = f"{who} tells {name} {its} where the others tell {others}"
+    yield from rivals(strengths, title, proof, ranks, hosts, slows=True)
 
 
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")

@@ -142,6 +142,7 @@ def gpus_with_two_programs(case: Case) -> Iterable[Candidate]:
     shared = [list(its.values()) for its in on.values() if len(its) > len({one.program for one in its.values()})]
     orphans = {pid: row for pid, row in _orphans(case).items() if any(pid == one.pid for its in shared for one in its)}
     told = _too_slow(case)
+    yield from _stranger({gpu: list(its.values()) for gpu, its in on.items()}, told)
     if len(shared) > 1 and (told or orphans):
         title = f"{len(shared)} GPUs have the work of two processes of one program each"
         if orphans:
@@ -149,3 +150,13 @@ def gpus_with_two_programs(case: Case) -> Iterable[Candidate]:
         proof = [*list(orphans.values())[:4], *(one.hit for its in shared[:2] for one in its), *told[:2]]
         strength = 0.76 if orphans else 0.6
         yield Candidate("gpu.duplicate", strength, title, proof, hosts=hosts_of(proof), page="gpu.busy", slows=True)
+
+
+def _stranger(on: dict[str, list[_Process]], told: list[Hit]) -> Iterable[Candidate]:
+    """A few GPUs have one program more than the others of the host, and it is too slow: all ranks wait for those that share."""
+    usual = statistics.median(len(its) for its in on.values()) if len(on) >= _FEWEST else 0
+    crowded = {gpu: its for gpu, its in on.items() if len(its) > usual}
+    if told and usual and 0 < len(crowded) <= len(on) / _FEWEST:
+        proof = [*(one.hit for its in crowded.values() for one in its), *told[:2]]
+        title = f"GPU {', '.join(crowded)} has the work of another program as well: the others wait for it"
+        yield Candidate("gpu.duplicate", 0.66, title, proof, hosts=hosts_of(proof), page="gpu.busy", slows=True)

@@ -142,6 +142,11 @@ def _kinds(name: str) -> tuple[bool, bool, bool]:
     return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and _TIME.search(name))
 
 
+def is_time(name: str) -> bool:
+    """Whether a number of this name is the time of a step, or of a part of it."""
+    return any(_kinds(name)[_OF_STEP:])
+
+
 def _of_rows(
     names: list[str], rows: list[tuple[int, bytes]], lines: Sequence[tuple[int, bytes]], slower: float
 ) -> Iterator[Shift]:

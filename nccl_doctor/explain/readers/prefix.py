@@ -81,7 +81,8 @@ _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}): (?!<[A-Z]|flags=\d)")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
 _PY_LOG = re.compile(
-    r"(?:\[?(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)"
+    r"(?:\[?(?:INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|DEBUG)\]?:?\s+(?=\[|(?:\d\d)?\d\d-\d\d))|(?:\[[\w./-]{1,60}\.py:\d+(?::\w+)?\]\s?)|"
+    r"\[[a-z]\w{0,30}\] (?=\d{4}-\d\d-\d\d )"  # torchtitan: its name, and then the time
 )
 # What Python's loggers put behind the time: " - name - LEVEL - " (or the other way round), " | LEVEL | name:function:88 - ".
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"

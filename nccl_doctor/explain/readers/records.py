@@ -27,7 +27,7 @@ _TEXT = re.compile(
 _ERROR = re.compile(r'"err(?:or|_msg)?"\s*:')
 _RANK = re.compile(r'"(?:rank|global_rank|RANK|process_rank)"\s*:\s*"?(\d{1,6})\b')
 _HOST = re.compile(r'"(?:hostname|host|node|node_name|nodename|pod|pod_name|_HOSTNAME)"\s*:\s*"([\w.-]{1,80})"')
-_WHEN = re.compile(
+WHEN = re.compile(
     r'"(?:time|ts|timestamp|@timestamp|asctime|datetime|TimeGenerated)"\s*:\s*"(\d{4}-\d\d-\d\d[T ][\d:.,]{8,18})'
 )
 # A row whose last field is quoted, as log services hand them out: no blank behind a comma, quotes inside a field are doubled.
@@ -96,7 +96,7 @@ def _unescaped(text: str) -> str:
 
 
 def _lead(text: str, start: int) -> str:
-    when = _WHEN.search(text, start)
+    when = WHEN.search(text, start)
     rank = _RANK.search(text, start)
     host = _HOST.search(text, start)
     lead = text[:start]

@@ -17,6 +17,7 @@ from nccl_doctor.explain import matcher
 from nccl_doctor.explain.model import LogSource, Role
 from nccl_doctor.explain.readers import bystanders, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
+from nccl_doctor.explain.readers.newest_first import oldest_first
 from nccl_doctor.explain.readers.own_words import OwnWords
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
@@ -361,10 +362,14 @@ def scan(source: LogSource) -> Summary:
     """Read a whole source."""
     scanner = Scanner(source)
     tail = b""
-    for block in joined(whole_lines(pieces_of(source))):
+    numbers: list[int] = []
+    for block in joined(oldest_first(whole_lines(pieces_of(source)), numbers)):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
-    return scanner.finish(tail)
+    summary = scanner.finish(tail)
+    if numbers:
+        summary.turned[source.name] = numbers
+    return summary
 
 
 def scan_descriptor(source: LogSource, descriptor: int) -> Summary:

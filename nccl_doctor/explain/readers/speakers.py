@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from nccl_doctor.explain.readers import prefix, records
-from nccl_doctor.explain.readers.pace import NUMBER, SERVES, name_of, short, value_of
+from nccl_doctor.explain.readers.pace import NUMBER, SERVES, by_shape, name_of, short, value_of
 
 SIGNATURE = "speaker-apart"  # of the hits that are made of it
 _FEWEST = 4  # speakers: of fewer, which one is odd cannot be told
 _MOST_ROWS = 256  # the last ones: the first steps are slow anywhere
+_ROWS = 3  # of a log's last lines: one alone may be a hiccup
 _FEW = 0.25  # of the speakers
 _LONGER = 1.5  # times as long as the others
 _LOWER = 0.7  # of the others' rate
@@ -55,6 +56,31 @@ def odd_ones(lines: Sequence[tuple[int, bytes]], shapes: dict[bytes, list[int]])
         counts = [len(its) for its in rows.values()]
         if "" not in rows and len(rows) >= _FEWEST and max(counts) <= min(counts) + 1:
             yield from _odd_one(rows)
+
+
+def odd_files(tails: Sequence[Sequence[str]]) -> Iterator[Apart]:
+    """The same of logs that hold what one rank, or one host, says, by their last lines: ``who`` and the rows' numbers are those
+    of the log in ``tails``."""
+    telling: set[bytes] = set()
+    for texts in tails[:_FEWEST]:
+        lines = [(at, text.encode(errors="replace")) for at, text in enumerate(texts)]
+        telling |= {shape for shape, its in by_shape(lines).items() if len(its) >= _ROWS and _tells(lines[its[0]][1])}
+    shapes: dict[bytes, dict[str, list[tuple[int, bytes]]]] = {}
+    for at, texts in enumerate(tails if telling else ()):
+        lines = [(at, text.encode(errors="replace")) for text in texts]
+        for shape, found in by_shape(lines).items():
+            if shape in telling and len(found) >= _ROWS:
+                shapes.setdefault(shape, {})[str(at)] = [lines[index] for index in found]
+    for rows in shapes.values():
+        if len(rows) >= _FEWEST:
+            yield from _odd_one(rows)
+
+
+def _tells(raw: bytes) -> bool:
+    """Whether a row has a number that is the rank's own: a part of its step, or a rate."""
+    text = raw.decode("utf-8", "replace")
+    names = [(name_of(text, found), _RATE.match(text, found.end())) for found in NUMBER.finditer(text)]
+    return any(unit or (_TIME.search(name) and not _WAITING.search(name)) for name, unit in names)
 
 
 def _text(raw: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 # A program that tells what it could not import and says that it does not need it, or a script of a shell's or an image's
@@ -663,4 +664,21 @@ says(
     title="the loss scale fell to its minimum (or below 1): gradients overflow",
     why="Every step overflows: the numbers diverged.",
     where=lambda groups, line: "minimum" in line.lower() or _LOWEST_SCALE.search(line) is not None,
+)
+says(
+    "compiled-again",
+    "[__recompiles] Recompiling function ",
+    "torch._dynamo hit config.recompile_limit",
+    "torch._dynamo hit config.cache_size_limit",
+    every=True,
+    why="torch.compile compiles a function anew since what it was compiled for changed (shapes, above all); at the limit it leaves the function as it is, uncompiled.",
+)
+says(
+    "why-compiled-again",
+    "[__recompiles] {}triggered by the following guard failure",
+    "[__recompiles] {}- {code:int}/{nth:int}: ",
+    "] {}last reason: {code:int}/{nth:int}: ",
+    role=Role.HARMLESS,
+    why="torch.compile tells what differs from what it compiled for: a reason to compile again, and no error.",
+    where=lambda groups, line: "_dynamo" in line,
 )

@@ -487,6 +487,12 @@ EARLIER_RUN = (
     "other machine",
     "with the old",
     "on the old",
+    "1 node",
+    "one node",
+    "single node",
+    "on the same",
+    "without it",
+    "without the",
 )
 says(
     "earlier-run",

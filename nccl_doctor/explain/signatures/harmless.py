@@ -496,3 +496,11 @@ says(
     why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
     where=lambda groups, line: _HELPER.search(line) is not None,
 )
+says(
+    "pcie-saves-power",
+    "LnkSta:{}Speed 2.5GT/s (downgraded), Width x{width:int}",
+    role=H,
+    every=True,
+    why="lspci: a PCIe link is at its lowest speed, with all its lanes: a GPU with nothing to do saves power so, and an adapter does not.",
+    where=lambda groups, line: line.count("(downgraded)") == 1,
+)

@@ -242,6 +242,16 @@ says(
     ),
 )
 says(
+    "adapter-in-legend",
+    "NIC{index:int}: mlx{adapter:word}",
+    "NIC{index:int}: bnxt_re{adapter:word}",
+    "NIC{index:int}: ibp{adapter:word}",
+    "NIC{index:int}: rdmap{adapter:word}",
+    sampled=True,
+    every=True,
+    why="nvidia-smi topo -m: the names of the host's RDMA adapters.",
+)
+says(
     "ib-port-counters",
     "LinkDownedCounter",
     "link_downed",

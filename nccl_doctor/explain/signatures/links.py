@@ -82,6 +82,65 @@ says(
     why="netstat -s, nstat or ss -ti: how many segments TCP sent, and how many of them again.",
     where=lambda groups, line: (RESENT.search(line) or SENT.search(line)) is not None,
 )
+GARBLED = re.compile(
+    r"\b(rx_(?:pcs_)?(?:crc|fcs|symbol|align)_err(?:or)?s?(?:_phy|_count)?|rx_crc_align_errors): (\d{1,18})"
+)
+says(
+    "garbled-frames",
+    "rx_crc_err",
+    "rx_fcs_err",
+    "rx_symbol_err",
+    "rx_pcs_symbol_err",
+    "rx_align_err",
+    sampled=True,
+    every=True,
+    why="ethtool -S: frames that an interface received garbled since the counters were cleared.",
+    where=lambda groups, line: GARBLED.search(line) is not None,
+)
+says(
+    "interface-counts",
+    "RX: {}bytes {}packets {}errors",
+    rows=1,
+    every=True,
+    why="ip -s link: what an interface received, and how many frames of it were in error, or had no place.",
+)
+SENDER = re.compile(r"sec\s+(\d+(?:\.\d+)?) ([KMGT]?)Bytes\s+(\d+(?:\.\d+)?) ([KMG])bits/sec\s+(\d+)\s+sender")
+says(
+    "iperf-sender",
+    "bits/sec {}sender",
+    sampled=True,
+    every=True,
+    why="iperf3: what it sent over TCP, how fast, and how many segments of it again.",
+    where=lambda groups, line: SENDER.search(line) is not None,
+)
+PAUSED = re.compile(r"\b(rx_(?:prio\d_|global_)?pause(?:_frames|_phy)?|rx_pause_ctrl_phy): (\d{1,18})")
+says(
+    "paused",
+    "_pause: ",
+    "_pause_frames: ",
+    "_pause_ctrl_phy: ",
+    sampled=True,
+    every=True,
+    why="ethtool -S: pause frames that an interface received: how often the other end had it stop sending.",
+    where=lambda groups, line: PAUSED.search(line) is not None,
+)
+LIMITED = re.compile(r"qdisc tbf .{1,80}?\brate (\d{1,6}(?:\.\d{1,3})?)([KMG])bit")
+says(
+    "rate-limit",
+    "qdisc tbf {}dev {interface} {}rate ",
+    "qdisc tbf {}rate ",
+    sampled=True,
+    every=True,
+    why="tc: a token bucket limits what an interface sends.",
+    where=lambda groups, line: LIMITED.search(line) is not None,
+)
+says(
+    "osu-table",
+    "# OSU MPI {}andwidth Test",
+    rows=32,
+    every=True,
+    why="The heading of osu_bw or osu_bibw: what two processes exchange over MPI, in MB/s for each size.",
+)
 says(
     "interface-load",
     " IFACE {}%ifutil",
@@ -146,6 +205,10 @@ says(
     "pair {}GB/s",
     "pair {}Gb/s",
     "pair {}andwidth",
+    "airs{}busbw",
+    "airs{}GB/s",
+    "airs{}Gb/s",
+    "airs{}andwidth",
     why="The heading of a table of what pairs of hosts reach.",
     where=lambda groups, line: re.search(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)", line) is not None,
     rows=190,

@@ -128,6 +128,14 @@ says(
     why="The plugin could register no GPU memory with EFA: no DMA-BUF in the kernel or the driver, or FI_EFA_USE_DEVICE_RDMA=0.",
 )
 says(
+    "ofi-over-tcp",
+    "elected provider is tcp",
+    "elected Provider is tcp",
+    "elected provider is sockets",
+    "elected Provider is sockets",
+    why="aws-ofi-nccl found no adapter that does RDMA, and took libfabric's provider of TCP sockets.",
+)
+says(
     "ofi-without-gdr",
     "Could not disable CUDA API usage for HMEM, disabling GDR",
     "Need to force simple protocol: GDR not supported",

@@ -26,9 +26,29 @@ says(
 says(
     "nfsiostat",
     "read: {}avg RTT (ms)",
+    "write: {}avg RTT (ms)",
     rows=1,
     every=True,
-    why="nfsiostat: how often a network file system is read, and how long its server takes.",
+    why="nfsiostat: how often a network file system is read or written, and how long its server takes.",
+)
+SAVED = re.compile(
+    r"(?:check-?point|ckpt).{0,120}?\b(?:in|took|duration|time)\W{0,4}(\d{1,6}(?:\.\d{1,6})?) ?s(?:ec(?:ond)?s?)?\b|"
+    r"enabled\)in (\d{1,6}(?:\.\d{1,6})?) seconds|save-checkpoint \.+: \(\d+\.\d+, (\d{1,9}\.\d+)\)",  # torchtitan; Megatron's timer, in ms
+    re.IGNORECASE,
+)
+_NO_SAVE = re.compile(r"load|restor|resum|\basync(?! is enabled)|background|\[GC\]", re.IGNORECASE)
+says(
+    "checkpoint-saved",
+    "heckpoint",
+    "ckpt",
+    sampled=True,
+    every=True,
+    why="A program tells how long it saved a checkpoint, and did nothing else meanwhile.",
+    where=lambda groups, line: (
+        SAVED.search(line) is not None
+        and _NO_SAVE.search(line) is None
+        and re.search(r"sav|writ|wrote|duration", line, re.IGNORECASE) is not None
+    ),
 )
 says(
     "iostat",

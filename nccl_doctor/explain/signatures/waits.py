@@ -21,6 +21,15 @@ says(
     every=True,
 )
 says(
+    "pipeline-stages",
+    "pipeline_model_parallel_size {}. {stages:int}",
+    "pipeline_model_parallel_size: {stages:int}",
+    "pipeline_model_parallel_size={stages:int}",
+    "--pipeline-model-parallel-size {stages:int}",
+    sampled=True,
+    why="Megatron or NeMo: over how many stages, each of the same number of ranks, the layers are spread.",
+)
+says(
     "data-share",
     "train_dataloader_next ",
     "].train_next ",

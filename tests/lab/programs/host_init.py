@@ -36,6 +36,18 @@ def own_sys() -> None:
         bind(cgroup, "/sys/fs/cgroup")
 
 
+def own_kills(directory: str) -> None:
+    """What the kernel killed on this machine for want of memory, in any job before, it did not kill on this host."""
+    with open("/proc/self/cgroup", encoding="utf-8") as stream:
+        groups = {controllers: group for _, controllers, group in (line.strip().split(":", 2) for line in stream)}
+    files = [f"/sys/fs/cgroup/memory{groups[name]}/memory.oom_control" for name in groups if name == "memory"]
+    files += [f"/sys/fs/cgroup{groups[name]}/memory.events" for name in groups if not name]
+    with open(f"{directory}/kills", "w", encoding="utf-8") as stream:
+        stream.write("oom_kill 0\n")
+    for file in filter(os.path.isfile, files):
+        bind(f"{directory}/kills", file)
+
+
 def own_dev(stage: str, shm_size: str) -> None:
     """A /dev with copies of the machine's device nodes, so that /dev/shm can be this host's own, or absent."""
     os.makedirs(stage, exist_ok=True)
@@ -71,6 +83,7 @@ def main() -> None:
     bind(f"{directory}/etc", "/etc")
     bind(f"{directory}/home", f"{directory}/home")  # a mount of its own, so that a fault can make it read-only
     own_sys()
+    own_kills(directory)
     own_dev(f"{directory}/dev", wanted["shm_size"])
     bind(f"{directory}/boot_id", "/proc/sys/kernel/random/boot_id")
     keeper = os.fork()

@@ -58,12 +58,21 @@ def _renamed(logs: list[LogSource]) -> list[LogSource]:
     return [msgspec.structs.replace(log, name=f"z{99 - at}.txt") for at, log in enumerate(logs)]
 
 
+def _newest_first(text: str) -> str:
+    """As a log service lists them: each line with the time at which it came, the last one at the top."""
+    lines = text.removesuffix("\n").split("\n")
+    came = [
+        f"2026-01-02T03:{at // 600 % 60:02}:{at // 10 % 60:02}.{at % 10}00Z {line}" for at, line in enumerate(lines)
+    ]
+    return "\n".join(reversed(came)) + "\n"
+
+
 def _record(field: str, **more: str) -> Callable[[str], str]:
     return lambda line: json.dumps({**more, field: line})
 
 
 _LEVELS = re.compile(r"\b(\w+Error|ERROR|WARNING|INFO)\b")
-COLLECTORS: dict[str, Change] = {
+COLLECTORS: dict[str, Change] = {"newest first": _each_log(_newest_first)} | {
     name: _each_line(wrap)
     for name, wrap in {
         "cri": lambda line: "2026-01-02T03:04:05.123456789Z stderr F " + line,
@@ -115,7 +124,7 @@ CHANGES = COLLECTORS | FORMS | BESIDE
 # Here they write one time before all lines, which hides that the lines' own are hours or days apart.
 TIMED = (
     *("cri", "cri elsewhere", "docker's times", "docker json", "syslog", "journal", "rsyslog"),
-    *("time", "logging", "loguru", "json logger", "google", "cloudwatch csv"),
+    *("time", "logging", "loguru", "json logger", "google", "cloudwatch csv", "newest first"),
 )
 # Behind these no prefix is looked for: neither times, nor hosts and tasks, nor torchrun's table of errors.
 UNREAD = ("unknown", "indented")
@@ -152,6 +161,17 @@ KNOWN = {
             "exporter-without-profiling-metrics",
             "pace-left-after-a-checkpoint",  # rows of JSON inside
             "stack-of-one-process-that-waits",
+        )
+    ),
+    *(
+        ("newest first", case)
+        for case in (
+            # two lines, of which nothing tells their order
+            *("barrier-names-who-is-missing", "log-ends-waiting", "mpi-reaches-another-process"),
+            *("subnet-manager-dropped-a-port", "volume-of-a-pod-not-mounted", "xid-109-after-a-fault"),
+            # so it is behind such times in their order, too
+            *("no-step-for-long-and-a-rank-behind", "one-of-the-ports-has-one-lane"),
+            *("ras-report-in-a-job-log", "ras-report-without-fault"),  # reports are read as they stand
         )
     ),
     ("indented", "traceback-only-in-elastic-table"),

@@ -70,7 +70,8 @@ def test_times_of_different_loggers_compare() -> None:
     one = prefix.parse("[rank1]:[E1103 04:10:11.5 ProcessGroupNCCL.cpp:1] x").seconds
     two = prefix.parse("2026-11-03 04:10:11,500 x").seconds
     three = prefix.parse("[Tue Nov  3 04:10:11 2026] x").seconds
-    assert one == two == (three or 0) + 0.5
+    titan = prefix.parse("[rank0]:[titan] 2026-11-03 04:10:11,500 - root - INFO - x").seconds
+    assert one == two == titan == (three or 0) + 0.5
 
 
 @pytest.mark.parametrize(("lead", "host"), [("", ""), ("gpu01: ", "gpu01")])
