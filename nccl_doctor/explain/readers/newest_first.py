@@ -12,7 +12,7 @@ from nccl_doctor.explain.readers.steps import LINE_LIMIT
 LOOKED_AT = 64 << 10  # bytes
 FEWEST = 3  # different times
 LARGEST = 16 << 20  # bytes: what is larger no service hands out in one piece, and is read as it stands
-_STAMP = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
+_STAMP = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)")
 
 
 def stands_newest_first(head: bytes) -> bool:
@@ -53,8 +53,6 @@ def oldest_first(blocks: Iterable[bytes], numbers: list[int]) -> Iterator[bytes]
 
 def _time(line: bytes) -> float | None:
     """The time that stands in front, or that a record tells: the collector's, whatever the program's own line says."""
-    if not line.strip():
-        return None
     text = records.plain(line[:LINE_LIMIT])
     found = _STAMP.match(text) or records.WHEN.search(text)
-    return prefix.parse(f"[{found[1]}] x" if found else text).seconds
+    return prefix.parse(f"{found[1]} host app[1]: x").seconds if found else None
