@@ -404,14 +404,14 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
-    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, which have such adapters, or in a job
-    that is too slow. A small cloud machine has none."""
+    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, or instances, which have such adapters,
+    or in a job that is too slow. A small cloud machine has none."""
     hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
-    several = case.nodes > 1 or len(hosts_of(hits)) > 1
+    several = case.between_hosts or len(hosts_of(hits)) > 1
     ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
-    if hits and several and (complaint or max(ranks, _gpus_per_host(case)) >= 8):
+    if hits and several and (complaint or case.has("efa-instance") or max(ranks, _gpus_per_host(case)) >= 8):
         title = "the plugin for libfabric found no adapter of its kind: the nodes talk over its provider of TCP"
-        proof = [*hits[:2], *complaint[:2], *case.hits("channel-net")[:1]]
+        proof = [*hits[:2], *complaint[:2], *case.hits("efa-instance", "channel-net")[:2]]
         yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
 
 
