@@ -1,11 +1,12 @@
 """How often ``explain`` names the right cause, on a directory of labelled logs.
 
-    python benchmarks/explain_accuracy.py --corpus DIR [--part tune|validate|held-out] [--wrong]
+    python benchmarks/explain_accuracy.py --corpus DIR [--part tune|validate|held-out] [--form FORM] [--wrong]
 
 A case is a directory with ``log.txt`` and ``case.json`` (``cause``, ``acceptable``, ``decisive_line``,
 ``undecidable_from_log``). Printed per label and overall: top-1 (the first cause is ``cause`` or in ``acceptable``),
 top-3, evidence (the quoted evidence contains the decisive line), false alarms on ``healthy``, and the confusions.
-``--part`` takes one part of the cases only (see :func:`part_of`).
+``--part`` takes one part of the cases only (see :func:`part_of`); ``--form`` gives the logs as somebody gets them who does not
+have the files: copied out of a terminal of 80 columns, or handed out by a log service (:data:`FORMS`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.model import Explanation, LogSource, Verdict
+
+
+def _terminal(lines: list[str]) -> list[str]:
+    return [line[at : at + 80] for line in lines for at in range(0, max(1, len(line)), 80)]
+
+
+def _times(lines: list[str]) -> list[str]:
+    """One every tenth of a second."""
+    return [
+        f"2026-01-02T{at // 36000:02}:{at // 600 % 60:02}:{at // 10 % 60:02}.{at % 10}00Z" for at in range(len(lines))
+    ]
+
+
+def _google(lines: list[str]) -> list[str]:
+    fields = (
+        {"severity": "ERROR", "textPayload": line, "timestamp": at}
+        for at, line in zip(_times(lines), lines, strict=True)
+    )
+    return [json.dumps({"insertId": "1x", **record}) for record in fields]
+
+
+FORMS: dict[str, Callable[[list[str]], list[str]]] = {
+    "terminal": _terminal,
+    "google": _google,
+    "csv": lambda lines: [
+        f'{1767312000000 + 100 * at},"{line.replace(chr(34), 2 * chr(34))}"' for at, line in enumerate(lines)
+    ],
+    "newest-first": lambda lines: [f"{at} {line}" for at, line in zip(_times(lines), lines, strict=True)][::-1],
+}
 
 
 @dataclass
@@ -64,14 +95,18 @@ def judge(case: dict[str, Any], got: Explanation) -> tuple[bool, bool, bool]:
     return bool(ids[:1] and ids[0] in wanted), bool(wanted & set(ids[:3])), seen
 
 
-def run(corpus: Path, part: str = "") -> Score:
+def run(corpus: Path, part: str = "", form: str = "") -> Score:
     """Explain every case and count."""
     score = Score()
     for path in sorted(corpus.glob("*/case.json")):
         if part and part_of(path.parent.name) != part:
             continue
         case = json.loads(path.read_text(encoding="utf-8"))
-        got = analyse([LogSource("log.txt", (path.parent / "log.txt").read_bytes())])
+        log = (path.parent / "log.txt").read_bytes()
+        if form:
+            lines = log.decode("utf-8", "surrogateescape").replace("\r\n", "\n").removesuffix("\n").split("\n")
+            log = "".join(f"{line}\n" for line in FORMS[form](lines)).encode("utf-8", "surrogateescape")
+        got = analyse([LogSource("log.txt", log)])
         top1, top3, seen = judge(case, got)
         first = got.causes[0].id if got.causes else got.verdict.value
         score.cases += 1
@@ -111,10 +146,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--part", choices=("tune", "validate", "held-out"), default="")
+    parser.add_argument("--form", choices=FORMS, default="")
     parser.add_argument("--wrong", action="store_true", help="list the cases that were not fully right")
     parser.add_argument("--brief", action="store_true", help="only the totals")
     options = parser.parse_args()
-    score = run(options.corpus, options.part)
+    score = run(options.corpus, options.part, options.form)
     if options.wrong:
         print("\n".join(score.wrong))
     if not options.brief:

@@ -18,7 +18,10 @@ _STAMP = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|
 def stands_newest_first(head: bytes) -> bool:
     """Whether the times of the lines that the text begins with fall; in a tenth of them they may rise, as clocks differ."""
     lines = head[:LOOKED_AT].removesuffix(b"\n").split(b"\n")
-    first, last = _time(lines[0]), _time(lines[-1])
+    first = _time(lines[0])
+    last = next(
+        (time for line in reversed(lines[-2:]) if (time := _time(line)) is not None), None
+    )  # the last may be cut
     if first is None or last is None or first <= last:
         return False
     times = [time for line in lines if (time := _time(line)) is not None]
