@@ -8,6 +8,7 @@ from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
+from nccl_doctor.explain.readers.pace import did_more
 from nccl_doctor.explain.signatures.facts import OF_NSYS
 
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
@@ -32,8 +33,8 @@ def slower_steps(logs: Logs) -> list[Hit]:
             continue
         alike = shape(first.text)
         last = [hit for hit in tail if shape(hit.text) == alike]
-        paces = [_pace(hit.text) for hit in last]
-        if len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
+        paces = [_pace(hit.text) for hit in last if not did_more(first.text, hit.text)]
+        if len(paces) == len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
             return [first, *last]
     return []
 

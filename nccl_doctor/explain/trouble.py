@@ -20,7 +20,9 @@ _NOISE = re.compile(
     r"errors?[:=] ?0\b|^(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*[\w ./()-]{2,60}\s*$|"
     r"^\s*(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
     r"Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|"
-    r"taking the entire process down"
+    r"taking the entire process down|"
+    r"(?:^|\s)(?:\w+:\.{2,60}|[a-z]+_[a-z_]+:)\d{1,2}\W*$|"  # perfquery's and sysfs' counters of an adapter, which count since its start
+    r"(?:^|\s)[$#] (?:cd|cat|grep|head|ls|perfquery|tail) "  # what somebody asks for names what may be found
 )
 
 

@@ -11,7 +11,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, ranks_of, shortened
+from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -138,6 +138,8 @@ def gpus_told_slow(case: Case) -> Iterable[Candidate]:
 def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     told = hits[0].groups
     title = f"the pace fell for good: {told['name']} was {told['before']}, and is {told['after']}"
+    if told["returned"] == "True":
+        title = f"the pace fell for a while: {told['name']} was {told['before']}, then {told['after']}, and came back"
     if told["grew"]:
         rest = f", not {told['stayed']}" if told["stayed"] else ""
         title += f" (longer takes {told['grew']}{rest})"
@@ -146,13 +148,15 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
     yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
 
 
+_LIMIT = 8  # times: torch.compile's own limit for a function, unless somebody raised it
 _COMPILED = 5.0  # times as long as a step that compiles nothing
 
 
 @diagnosis
 def compiled_step_after_step(case: Case) -> Iterable[Candidate]:
     """torch.compile compiles anew and again, and the steps that do take many times as long as later ones, or somebody says that it
-    is too slow. That the first step compiles, or that a function is left uncompiled, costs a job little."""
+    is too slow; or it does so at most of its steps, to the log's end. That the first step compiles, or that a function is left
+    uncompiled, costs a job little."""
     hits = case.hits("compiled-again")
     if not hits:
         return
@@ -164,7 +168,9 @@ def compiled_step_after_step(case: Case) -> Iterable[Candidate]:
     held = [
         hit for time, hit in times if hit.file == first.file and hit.line > first.line and time >= _COMPILED * usual
     ]
-    if told or len(held) >= _SOME:
+    count = case.count("compiled-again")
+    lasts = any(place(hit) in set(map(place, case.tail)) for hit in case.lasts("compiled-again"))
+    if told or len(held) >= _SOME or (lasts and count > _LIMIT and 2 * count > case.count("progress")):
         title = "torch.compile compiles anew for each new shape, step after step" + " until its limit" * (
             "limit" in last.text
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,7 +14,8 @@ from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, spea
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SLOWER
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW, EARLIER_RUN, EXPECTATION
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW, COMMAND, EARLIER_RUN, EXPECTATION, NODES_HEADING, RESULT
+from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
 
@@ -196,6 +199,66 @@ def told_to_be_slow(case: Case) -> Iterable[Candidate]:
         yield from rivals(falling(causes, 0.32, 0.02), title, told[-4:], vague=True)
 
 
+_ONE_HOST = 1.5  # times: what no two hosts of a kind differ by
+
+
+@diagnosis
+def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
+    """The same benchmark was run on two hosts, as their shells' prompts tell, and one reaches far less in a second."""
+    reached: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}  # command and result -> host -> what it reached
+    commands = [(hit, found) for hit in case.hits("command-on-host") if (found := COMMAND.search(hit.text))]
+    for hit in case.hits("result-told"):
+        typed = [found for head, found in commands if head.file == hit.file and head.line < hit.line]
+        result = RESULT.search(hit.text)
+        if typed and result and float(result["rate"]):
+            rates = reached.setdefault((typed[-1]["command"], result["name"]), {})
+            rates[typed[-1]["host"]] = float(result["rate"]), hit
+    for (_, name), rates in reached.items():
+        (least, slow), (most, fast) = min(rates.values(), key=_first), max(rates.values(), key=_first)
+        if most >= _ONE_HOST * least:
+            host = next(host for host, told in rates.items() if told[1] is slow)
+            title = f"the same command reaches {least:.4g} on {host} and {most:.4g} on another host ({name})"
+            causes = ("gpu.thermal-power", "app.straggler-timeout", "gpu.nvlink", "net.slow")
+            yield from rivals(falling(causes, 0.44, 0.02), title, [slow, fast], hosts={host}, slows=True)
+            return
+
+
+def _first(pair: tuple[float, Hit]) -> float:
+    return pair[0]
+
+
+_IN_WORDS_NODES = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
+_NO_SCALING = 4.0  # times: what no exchange over a network that is made for it costs, however the model is spread
+_OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
+
+
+@diagnosis
+def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
+    """Under one heading steps on one node are shown, under another those on several, and these take many times as long."""
+    runs: list[tuple[int, float, list[Hit]]] = []
+    steps = sorted({place(hit): hit for hit in (*case.hits("progress"), *case.tail)}.values(), key=place)
+    headings = [hit for hit in case.hits("nodes-heading") if not _OTHER_STEP.search(hit.text)]
+    for nth, head in enumerate(headings):
+        found, until = NODES_HEADING.search(head.text), headings[nth + 1].line if nth + 1 < len(headings) else math.inf
+        own = [hit for hit in steps if hit.file == head.file and head.line < hit.line < until]
+        paces = [(time, hit) for hit in own for unit, time in _paces(hit.text)[:1] if unit == "step"]
+        nodes = (_IN_WORDS_NODES.get(found[1].lower()) or int(found[1])) if found else 0
+        if len(paces) >= (
+            1 if nodes == 1 else _SOME_STEPS
+        ):  # a first step that is slow anywhere accuses nobody on one node
+            runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
+    alone = [run for run in runs if run[0] == 1]
+    several = [run for run in runs if run[0] > 1 and alone and run[1] >= _NO_SCALING * alone[-1][1]]
+    if several:
+        (_, was, before), (nodes, now, after) = alone[-1], several[-1]
+        title = f"a step takes {now:.3g} s on {nodes} nodes and {was:.3g} s on one: the network between them, or the way to it"
+        causes = ("net.slow", "ib.device-not-found", "ib.gdr", "net.wrong-interface")
+        yield from rivals(falling(causes, 0.44, 0.02), title, [*after, *before], slows=True)
+
+
+_SOME_STEPS = 3  # the first ones are slow anywhere
+
+
 @diagnosis
 def slow_network(case: Case) -> Iterable[Candidate]:
     """A multi-node run on server GPUs goes over TCP sockets (or is measured far below one NIC), and nothing failed.
@@ -277,11 +340,13 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
-    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or it
-    is slow, and the hosts have eight GPUs: such are not joined by TCP."""
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or
+    somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
-    up, complaint = case.hits("adapter-up"), [*complaints(case), *case.communicating[-3:]]
-    if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and case.nodes > 1:
+    up = case.hits("adapter-up") or case.hits("adapters-told")
+    complaint = [*complaints(case), *case.communicating[-3:]]
+    several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
+    if forbidden and (up or (complaint and _gpus_per_host(case) >= 8)) and case.sockets and several:
         what = "RDMA adapters that are up" if up else "any RDMA adapter"
         title = f"NCCL_IB_DISABLE=1 keeps NCCL from {what}: the nodes talk over TCP sockets"
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
@@ -339,14 +404,14 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
-    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, which have such adapters, or in a job
-    that is too slow. A small cloud machine has none."""
+    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, or instances, which have such adapters,
+    or in a job that is too slow. A small cloud machine has none."""
     hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
-    several = case.nodes > 1 or len(hosts_of(hits)) > 1
+    several = case.between_hosts or len(hosts_of(hits)) > 1
     ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
-    if hits and several and (complaint or max(ranks, _gpus_per_host(case)) >= 8):
+    if hits and several and (complaint or case.has("efa-instance") or max(ranks, _gpus_per_host(case)) >= 8):
         title = "the plugin for libfabric found no adapter of its kind: the nodes talk over its provider of TCP"
-        proof = [*hits[:2], *complaint[:2], *case.hits("channel-net")[:1]]
+        proof = [*hits[:2], *complaint[:2], *case.hits("efa-instance", "channel-net")[:2]]
         yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
 
 
@@ -392,6 +457,34 @@ def slow_interface(case: Case) -> Iterable[Candidate]:
         title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
         proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
         yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
+
+
+_NAME = re.compile(r"^\s*([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: (\d{1,7})Mb/s)?\s*$")
+_SPEED_ALONE = re.compile(r"^\s*Speed: (\d{1,7})Mb/s\s*$")
+_MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
+
+
+@diagnosis
+def faster_interface_unused(case: Case) -> Iterable[Candidate]:
+    """Hosts talk over TCP sockets of an interface, and a loop of ethtool over all of them shows one that is many times as fast."""
+    used = {name for hit in case.hits("net-socket-using") for name in _SOCKET_INTERFACE.findall(hit.text)}
+    speeds: dict[str, tuple[int, list[Hit]]] = {}
+    name, above = "", []
+    for row in case.hits("ethtool-loop-rows"):
+        text = prefix.parse(row.text).body.strip('" ')
+        found, alone = _NAME.match(text), _SPEED_ALONE.match(text)
+        told = (found[2] if found else None) or (alone[1] if alone else None)
+        if found:
+            name, above = found[1], [row]
+        if told and name:
+            speeds[name] = (int(told), [*above, row])
+    slow = [name for name in used if name in speeds]
+    fast = max(speeds, key=lambda name: speeds[name][0], default="")
+    if slow and case.sockets and speeds[fast][0] >= _MANY_TIMES * max(speeds[name][0] for name in slow):
+        title = f"the hosts talk over {slow[0]} ({speeds[slow[0]][0]} Mb/s), and {fast} has {speeds[fast][0]} Mb/s"
+        proof = [*case.hits("net-socket-using")[:1], *speeds[slow[0]][1], *speeds[fast][1]]
+        proof += case.env.get("NCCL_SOCKET_IFNAME", ())[:1]
+        yield Candidate("net.wrong-interface", 0.74, title, proof, hosts=hosts_of(case.sockets), slows=True)
 
 
 _ETHTOOL = 30  # lines: what it prints of an interface before the speed
@@ -473,6 +566,29 @@ def _carried(case: Case) -> float:
         return 0.0
     adapters = max((len(set(_ADAPTER.findall(hit.text))) for hit in case.hits("net-ib-using")), default=0)
     return min(rates) * min(adapters, _gpus_per_host(case))
+
+
+_SEVERAL = re.compile(
+    r"\b(?:[2-9]|\d{2,4}|two|three|four|eight|sixteen) ?[xX]? ?(?:nodes|hosts|servers|machines)\b", re.I
+)
+
+
+@diagnosis
+def far_below_the_adapters_told(case: Case) -> Iterable[Candidate]:
+    """nccl-tests over several hosts reaches a small part of what the adapters carry that somebody says they have, and nothing
+    tells which way the data went."""
+    told = [(found, hit) for hit in case.hits("adapters-told") if (found := ADAPTERS_TOLD.search(hit.text))]
+    rows = [row for row in _slow_rows(case) if _REDUCED.search(row.text)]
+    several = case.between_hosts or _servers_in_the_list(case) or any(_SEVERAL.search(hit.text) for _, hit in told)
+    if not told or not rows or not several or case.has("network-used", "tests-in-pairs", "channel-shm"):
+        return
+    found, hit = told[0]
+    count, rate = found["count"] or found["count_after"], found["rate"] or found["rate_before"]
+    carried, best = int(count) * int(rate) / 8, max(map(_busbw, rows))
+    if best < _TINY * carried:
+        title = f"{count} adapters of {rate} Gb/s carry {carried:.0f} GB/s, and {best:.1f} GB/s bus bandwidth are reached; over which network is not told"
+        causes = ("net.slow", "ib.gdr", "ib.device-not-found", "env.bad-nccl-var")
+        yield from rivals(falling(causes, 0.46, 0.02), title, [hit, *rows[-3:]], slows=True)
 
 
 _MODEL = re.compile(r"device +\d+ \[[\w:.]+\] (.{3,60})")

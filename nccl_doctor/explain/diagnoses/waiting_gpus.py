@@ -104,13 +104,16 @@ class _Process(msgspec.Struct, frozen=True):
 _IN_BOX = re.compile(r"\|\s+(\d+)\s+(?:N/A\s+N/A\s+)?(\d+)\s+C\s+(\S.{0,100}?)\s+(\d+)MiB \|")
 _IN_PMON = re.compile(r"(?:^|\s)(\d+)\s+(\d+)\s+C\s+(\d+)\s+\d+\s.{0,60}?(\S{1,60})\s*$")
 _IN_APPS = re.compile(r"(GPU-[0-9a-f-]{8,40}|[0-9A-F]{8}:[0-9A-F:.]{7,12}), (\d+), (\S.{0,200}?), (\d+) MiB")
+_IN_APPS_LAST = re.compile(
+    r"(GPU-[0-9a-f-]{8,40}), (\d+), (?=\d+ MiB, (\S.{0,200}))(\d+) MiB"
+)  # the program's name last
 _MUCH = 1024  # MiB: contexts of helpers are smaller
 _WORKS = 20  # percent of the GPU's time
 
 
 def _processes(case: Case) -> Iterable[_Process]:
     for hit in case.hits("gpu-process"):
-        found = _IN_BOX.search(hit.text) or _IN_APPS.search(hit.text)
+        found = _IN_BOX.search(hit.text) or _IN_APPS.search(hit.text) or _IN_APPS_LAST.search(hit.text)
         if found and int(found[4]) >= _MUCH:
             yield _Process(found[1], found[2], found[3].rpartition("/")[2], hit)
     for hit in case.hits("gpu-process-table-rows"):

@@ -65,7 +65,7 @@ SERVES = re.compile(r"HTTP/|\breq|queue|prompt|generat|KV cache|decode|prefill|\
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """A level that was left for good: the last row of the old one, the first and the last of the new one.
+    """A level that was left: the last row of the old one, the first and the last of the new one, and the next one if it returned.
 
     ``groups`` tell the ``name`` of the pace, what it was ``before`` and ``after``, which parts of a step ``grew`` and which ``stayed``.
     """
@@ -77,9 +77,13 @@ class Shift(msgspec.Struct, frozen=True):
 def shifts(
     lines: Sequence[tuple[int, bytes]], shapes: dict[bytes, list[int]], slower: float = SLOWER
 ) -> Iterator[Shift]:
-    """Where the rows among these numbered lines slowed down for good, so many times, unless what they have to do changed."""
+    """Where the rows among these numbered lines slowed down, so many times, for good or for many rows, unless what they have to
+    do changed."""
     for shape, found in shapes.items():
         if len(found) < 2 * FEWEST:
+            continue
+        if _SERVED.search(text_of(lines[found[0]][1])):
+            yield from _of_server([lines[index] for index in found])
             continue
         names = _names(lines, found[0], bare=not any(letter.isalpha() for letter in shape.decode("latin-1")))
         if not names:
@@ -166,18 +170,48 @@ def _of_rows(
         together = [sum(cells) for cells in zip(*(each for _, each in parts), strict=True)]
         paces.append(("the sum of a step's parts", together))
     for name, cells in paces:
-        at = _level_left(cells, slower, least)
+        at, end = _level_left(cells, slower, least), len(cells)
         if at is None:
+            at, end = _left_for_a_while(cells, slower)
+        if not at:
             continue
         others = [(told, [value_of(found[place]) for found in values]) for place, told in enumerate(names)]
         if _more_to_do(others, at, rows, lines):
             continue
-        before, after = _medians(cells, at)
+        parts = [(told, times[:end]) for told, times in parts]
+        before, after = _medians(cells[:end], at)
         if _kinds(name)[_OF_RATE]:
             before, after = 1 / before, 1 / after
-        told = {"name": name, "before": short(before), "after": short(after)}
-        yield Shift((rows[at - 1], rows[at], rows[-1]), told | _blamed(parts, at))
+        told = {"name": name, "before": short(before), "after": short(after), "returned": str(end < len(cells))}
+        yield Shift((rows[at - 1], rows[at], rows[end - 1], *rows[end : end + 1]), told | _blamed(parts, at))
         return
+
+
+# What a server (vLLM, SGLang, LMDeploy) tells of itself every few seconds.
+_SERVED = re.compile(r"gen(?:eration)? throughput[^:]{0,16}: (\d+(?:\.\d+)?)")
+_RUNNING = re.compile(r"[Rr]unning(?:-req)?: (\d+)")
+_WAITING = re.compile(r"(?:Waiting|Pending|queue-req): (\d+)")
+# What takes from its time, if it grows: prompts to read, and the contexts that each token looks at.
+_TAKES = (re.compile(r"prompt throughput: (\d+(?:\.\d+)?)"), re.compile(r"(?:cache|token) usage: (\d+(?:\.\d+)?)"))
+_AS_MUCH = 1.25  # times: no more work for a server than before
+
+
+def _of_server(rows: list[tuple[int, bytes]]) -> Iterator[Shift]:
+    """Where a server began to generate far less although it works at as many requests as before, and others wait for it."""
+
+    def told(what: re.Pattern[str]) -> list[float]:
+        return [float(found[1]) if (found := what.search(text_of(raw))) else 0.0 for _, raw in rows]
+
+    running, waiting, rates = told(_RUNNING), told(_WAITING), told(_SERVED)
+    at = _level_left([1 / rate for rate in rates], FAR_SLOWER, FEWEST) if all(rates) else None
+    if not at or not all(waiting[at:]):
+        return
+    more = any(after > _AS_MUCH * before for before, after in (_medians(told(what), at) for what in _TAKES))
+    before, after = _medians(running, at)
+    if after >= before > 0 and not more:
+        was, now = _medians(rates, at)
+        groups = {"name": "generation throughput", "before": short(was), "after": short(now), "returned": str(False)}
+        yield Shift((rows[at - 1], rows[at], rows[-1]), groups | {"grew": "", "stayed": ""})
 
 
 def _blamed(parts: list[tuple[str, list[float]]], at: int) -> dict[str, str]:
@@ -226,6 +260,36 @@ def _level_left(times: list[float], slower: float, least: int) -> int | None:
     if slower == SLOWER and min(len(old), len(new)) >= 2 * LEAST and max(old) < min(new):
         slower = LASTING
     return where if after >= slower * before and old_calm and (new_calm or apart) and last >= after - calm else None
+
+
+def _left_for_a_while(times: list[float], slower: float) -> tuple[int, int]:
+    """The first row of a slower level of many rows, and the first one after it; zeros where none was left and came back."""
+    usual, at, longest = sorted(times)[len(times) // 4], 0, range(0)
+    for slow, run in itertools.groupby(times, lambda time: time >= slower * usual):
+        length = len(list(run))
+        if slow and length > len(longest):
+            longest = range(at, at + length)
+        at += length
+    first, end = longest.start, longest.stop
+    if min(first, len(longest), len(times) - end) < 2 * LEAST:
+        return 0, 0
+    calm = _CALM * (statistics.median(times[first:end]) - usual)
+    rest = times[:first] + times[end:]
+    return (first, end) if sum(abs(time - usual) <= calm for time in rest) >= 0.85 * len(rest) else (0, 0)
+
+
+_BATCH = re.compile(r"batch[_ -]?size|seq(?:uence)?[_ -]?len", re.IGNORECASE)
+
+
+def did_more(first: str, last: str) -> bool:
+    """Whether the second of two rows alike tells of more work for a step, or of a rate that is no lower than before."""
+    names = [name_of(first, found) for found in NUMBER.finditer(first)]
+    cells = zip(names, NUMBER.findall(first), NUMBER.findall(last), strict=False)
+    told = [(name, value_of(old), value_of(new)) for name, old, new in cells]
+    return any(
+        new >= old > 0 if _kinds(name)[_OF_RATE] else _BATCH.search(name) and new > (1 + _MORE) * old > 0
+        for name, old, new in told
+    )
 
 
 def _more_to_do(

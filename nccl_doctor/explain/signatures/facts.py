@@ -501,6 +501,46 @@ says(
     why="Somebody writes what an earlier run reached, or how long its steps took.",
     where=lambda groups, line: re.search(r"\d", line) is not None,
 )
+COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
+says(
+    "command-on-host",
+    "bench",
+    "torchrun ",
+    "mpirun ",
+    "_perf ",
+    "python",
+    sampled=True,
+    every=True,
+    why="A shell's prompt that names its host, and the command that was typed there.",
+    where=lambda groups, line: COMMAND.search(line) is not None,
+)
+RESULT = re.compile(r"(?P<name>[A-Z][A-Za-z ]{3,60}(?: \([\w/ ]{2,40}\))?):\s+(?P<rate>\d{1,15}(?:\.\d{1,9})?)\W*$")
+says(
+    "result-told",
+    "hroughput (",
+    "hroughput: ",
+    sampled=True,
+    every=True,
+    why="A benchmark's summary: what it reached in a second.",
+    where=lambda groups, line: RESULT.search(line) is not None,
+)
+# "# two nodes, same batch": what somebody writes above a part of what he shows.
+NODES_HEADING = re.compile(
+    r"(?:^|\s|\W\")[#=*>-]{1,12}\s+(?:[^\d:]{0,40}\b)?(single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
+    re.IGNORECASE,
+)
+says(
+    "nodes-heading",
+    " node",
+    "-node",
+    " host",
+    " machine",
+    " server",
+    sampled=True,
+    every=True,
+    why="A heading that somebody put above the steps of one of several runs: over how many nodes it went.",
+    where=lambda groups, line: NODES_HEADING.search(line) is not None,
+)
 says(
     "slow-complaint",
     "expected {}GB/s",

@@ -473,6 +473,7 @@ says(
     "gpu-process",
     " C {}MiB |",
     "GPU-{}, {pid:int}, {program}, {used:int} MiB",
+    "GPU-{}, {pid:int}, {used:int} MiB, {program}",
     sampled=True,
     every=True,
     why="nvidia-smi: a process that computes on a GPU, and the memory that it has there.",

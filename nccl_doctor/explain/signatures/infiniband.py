@@ -218,6 +218,29 @@ says(
     "Physical state: LinkUp",
     why="ibdev2netdev or ibstat: this RDMA adapter's port is up.",
 )
+# How many adapters of which rate in Gb/s a host has, as people write it.
+ADAPTERS_TOLD = re.compile(
+    r"(?<![\w.])(?P<count>\d{1,2}) ?[xX\u00d7] ?(?P<rate>\d{3}) ?G(?:b/?s?|bps|bits?/s)?\b(?! ?(?:memory|RAM|HBM))|"
+    r"(?<![\w.])(?P<rate_before>\d{3}) ?G(?:b/?s?|bps|bits?/s)?(?: [A-Z]DR| IB| RoCE| InfiniBand)? ?[xX\u00d7] ?(?P<count_after>\d{1,2})\b"
+)
+_NAMED_ADAPTERS = re.compile(r"(?:\bmlx5_\d{1,2}\b.{1,4}?){2,16}.{0,24}?\b\d{3} ?Gb?(?:ps|/s|it/s)?\b")
+says(
+    "adapters-told",
+    " HDR",
+    " NDR",
+    " XDR",
+    "InfiniBand",
+    "RoCE",
+    "ConnectX",
+    "CX-7",
+    sampled=True,
+    why="Somebody, or the program, tells which RDMA adapters each host has, and how fast they are.",
+    where=lambda groups, line: (
+        (ADAPTERS_TOLD.search(line) or _NAMED_ADAPTERS.search(line)) is not None
+        and "NCCL " not in line
+        and re.search(r"\b[Dd]own\b|\bno\b|without|broken", line) is None
+    ),
+)
 says(
     "adapter-in-legend",
     "NIC{index:int}: mlx{adapter:word}",

@@ -282,6 +282,8 @@ says(
     "| Pass ",
     "phys state:{}5: LinkUp",
     "PORT_ACTIVE (4)",
+    "HW Thermal Slowdown {}: 0 us",  # nvidia-smi's counters since the driver was loaded
+    "HW Power Braking {}: 0 us",
     "configured all the available GPUs and NVSwitches",
     role=Role.END,
     why="A tool's listing of a device's state says that it is well. It proves something only where nothing else is said.",

@@ -578,6 +578,14 @@ says(
     why="Whose speed one of the next lines tells.",
     every=True,
 )
+says(
+    "ethtool-loop",
+    "ethtool ${variable:word} | grep {}peed",
+    'ethtool "${variable:word}" | grep {}peed',
+    rows=32,
+    every=True,
+    why="A shell's loop over interfaces: each one's name, and its speed in the line below, or the same one.",
+)
 
 says(
     "net-types-differ",

@@ -136,6 +136,12 @@ says(
     why="aws-ofi-nccl found no adapter that does RDMA, and took libfabric's provider of TCP sockets.",
 )
 says(
+    "efa-instance",
+    "Running on {instance:word} platform",
+    why="aws-ofi-nccl: on which instance it runs; those for training have EFA.",
+    where=lambda groups, line: re.search(r"NET/OFI Running on (?:p[4-9]|trn|hpc)", line) is not None,
+)
+says(
     "ofi-without-gdr",
     "Could not disable CUDA API usage for HMEM, disabling GDR",
     "Need to force simple protocol: GDR not supported",

@@ -180,6 +180,7 @@ KNOWN = {
     ),
     ("newest first", "ras-report-without-fault"),
     ("indented", "traceback-only-in-elastic-table"),
+    ("unknown", "a-faster-interface-in-a-loop-of-ethtool"),
     ("unknown", "nvlinks-in-the-matrix-are-forbidden"),  # a table's rows behind a prefix
     ("unknown", "one-host-multiplies-slowly"),
     ("unknown", "one-host-writes-slowly-in-a-list"),

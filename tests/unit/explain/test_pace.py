@@ -129,6 +129,65 @@ def test_a_smaller_or_unsteady_fall_within_the_scatter_is_healthy(style: str, ti
 
 
 @pytest.mark.parametrize("style", ["bars", "json", "table"])
+def test_a_slower_level_of_many_rows_that_was_left_again_is_told(style: str) -> None:
+    got = _explain(_log(style, [1.0] * 12 + [1.5] * 10 + [1.0] * 14))
+    assert got.verdict is Verdict.UNDECIDED
+    assert "fell for a while" in got.causes[0].title
+    lines = [item.line for item in got.causes[0].evidence]
+    assert {15 + (style in HEADS), 24 + (style in HEADS)} <= set(lines), lines
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1.0] * 12 + [1.5] * 8 + [1.0] * 16,  # few rows
+        [1.0] * 6 + [1.5] * 12 + [1.0] * 16,  # a start that was not the rule
+        [1.0] * 12 + [1.15] * 12 + [1.0] * 14,  # within what a machine varies
+        ([1.0] * 10 + [1.5] * 10) * 3 + [1.0] * 12,  # again and again: the program's own way
+    ],
+)
+def test_a_slower_level_for_a_while_that_may_be_usual_is_healthy(times: list[float]) -> None:
+    assert _explain(_log("bars", times) + "Training complete\n").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("batch", "verdict"), [(512, Verdict.HEALTHY), (256, Verdict.UNDECIDED)])
+def test_steps_that_take_longer_since_their_batch_grew_are_no_slower(batch: int, verdict: Verdict) -> None:
+    rows = [(1.0 + 0.1 * nth, min(batch, 256 + 32 * nth)) for nth in range(9)] + [(1.9, batch)] * 40
+    text = "".join(
+        f" iteration {100 + nth * 10:8d}/ 9000 | elapsed time per iteration (ms): {time * 1000:.1f} | global batch size: {size:5d} |\n"
+        for nth, (time, size) in enumerate(rows)
+    )
+    assert _explain(text).verdict is verdict
+
+
+def _server(late: str) -> str:
+    early = "generation throughput: {} tokens/s, Running: 64 reqs, Waiting: 0 reqs, GPU KV cache usage: 40.0%"
+    rows = [early.format(2100 + 40 * nth) for nth in range(6)] + [late.format(900 + 20 * nth) for nth in range(4)]
+    return "".join(
+        f"INFO 02-03 04:0{nth}:00 Avg prompt throughput: 3000.0 tokens/s, Avg {row}\n" for nth, row in enumerate(rows)
+    )
+
+
+def test_a_server_that_generates_far_less_while_requests_wait_is_not_healthy() -> None:
+    late = "generation throughput: {} tokens/s, Running: 64 reqs, Waiting: 30 reqs, GPU KV cache usage: 41.0%"
+    got = _explain(_server(late))
+    assert got.verdict is Verdict.UNDECIDED
+    assert "generation throughput was 2,200, and is 930" in got.causes[0].title
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "generation throughput: {} tokens/s, Running: 64 reqs, Waiting: 0 reqs, GPU KV cache usage: 41.0%",  # nobody asks
+        "generation throughput: {} tokens/s, Running: 20 reqs, Waiting: 3 reqs, GPU KV cache usage: 41.0%",  # fewer at a time
+        "generation throughput: {} tokens/s, Running: 64 reqs, Waiting: 30 reqs, GPU KV cache usage: 97.0%",  # long contexts
+    ],
+)
+def test_a_server_with_less_or_other_work_is_healthy(late: str) -> None:
+    assert _explain(_server(late)).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("style", ["bars", "json", "table"])
 def test_in_a_paste_three_rows_on_either_side_tell_a_far_slower_level(style: str) -> None:
     assert _explain(_log(style, [1.0] * 3 + [1.9] * 3)).verdict is Verdict.UNDECIDED
 
