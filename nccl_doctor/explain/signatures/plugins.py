@@ -419,10 +419,11 @@ says(
     "oneccl-devices",
     "ze_fd_manager.cpp:{line:int} {step:word}: ",
     cause="sys.container",
-    strength=0.8,
+    strength=0.84,
     title="oneCCL cannot open the GPUs' files in /dev/dri, or hand them to its neighbours ({step})",
-    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks that "
-    "directory (--device /dev/dri -v /dev/dri/by-path:/dev/dri/by-path) or the right to pidfd_open and ptrace.",
+    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks some of it (--device /dev/dri "
+    "-v /dev/dri/by-path:/dev/dri/by-path), the user is not in the group render, or CCL_ZE_IPC_EXCHANGE=pidfd has no CAP_SYS_PTRACE.",
+    where=lambda groups, line: "CCL_ERROR" in line or "EXCEPTION" in line,
 )
 says(
     "oneccl-error",
@@ -433,17 +434,6 @@ says(
     strength=0.6,
     title="oneCCL (Intel's collectives) reports an error: {error}",
     why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
-)
-says(
-    "oneccl-device-files",
-    "fill_device_fds: {error}",
-    "init_device_fds: {error}",
-    "init_device_bdfs: {error}",
-    cause="sys.container",
-    strength=0.84,
-    title="oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
-    why="It exchanges memory handles over /dev/dri/by-path/*-render: the container was given some of /dev/dri only, or the user is not in the group render. With CCL_ZE_IPC_EXCHANGE=pidfd it does without (Linux 5.6, CAP_SYS_PTRACE).",
-    where=lambda groups, line: "CCL_ERROR" in line or "EXCEPTION" in line,
 )
 says(
     "level-zero-ipc",

@@ -318,6 +318,7 @@ _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
 )
+_WITHOUT_MEDIUM = re.compile(r"\bdev (?:fd|sr)\d")  # floppy and CD drives, as virtual machines have them
 says(
     "fs-trouble",
     "tale file handle",
@@ -351,7 +352,8 @@ says(
     "No locks available",
     "Errno 37]",
     "nable to lock file",
-    "ead-only file system",
+    "Read-only file system",
+    ": read-only file system",  # Go
     "Errno 30]",
     "Text file busy",
     "Device or resource busy: '.nfs",
@@ -383,6 +385,7 @@ says(
             line,
         )  # of a network's library EIO is an adapter's (status -3: UCX's)
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
+        and _WITHOUT_MEDIUM.search(line) is None
     ),
 )
 
@@ -413,6 +416,7 @@ says(
     strength=0.82,
     title="a disk of the host, or the file system on it, fails",
     why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
+    where=lambda groups, line: _WITHOUT_MEDIUM.search(line) is None,
 )
 says(
     "storage-cluster-unwell",

@@ -718,10 +718,8 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "n2:1:1 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 172.17.0.1<40000> failed : No route to host",
         ),
         (
-            "oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
-            "2026:02:03-08:00:01:(  71) |CCL_WARN| pidfd is not supported, fallbacks to drmfd exchange mode\n"
-            "2026:02:03-08:00:01:(  71) |CCL_ERROR| ze_fd_manager.cpp:214 fill_device_fds: condition fds[dev_idx] > 0 failed\n"
-            "open failed: fd: -1, errno: No such file or directory",
+            "a disk is busy in 100 % of the time, and each read of it takes 88 ms",  # sysstat before 10
+            "Device:         r/s     w/s   rkB/s   wkB/s   await  svctm  %util\nsda           120.0     0.0  9000.0     0.0    88.0    8.3  99.9",
         ),
         (
             "a GPU cannot open the memory of another one (Level Zero IPC)",
@@ -899,6 +897,17 @@ def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: 
         "connecting to a container.",
         "[TensorRT-LLM][WARNING] cancellation_check_period_ms is not specified, will be set to 100 (ms)",
         "2026:02:03-08:00:01:(  71) |CCL_WARN| value of CCL_ATL_TRANSPORT changed to be ofi (default:mpi)",
+        "2026:02:03-08:00:01:(  71) |CCL_DEBUG| ze_fd_manager.cpp:214 fill_device_fds: opened device: /dev/dri/by-path/pci-0000:3a:00.0-render",
+        "mount error(126): Required key not available",
+        "mlx5_ib: version magic '5.15.0-91-generic SMP mod_unload' should be '5.15.0-92-generic SMP mod_unload'",
+        "[   12.345678] I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0\n"
+        "[   12.345700] Buffer I/O error on dev sr0, logical block 0, async page read",
+        "INFO: the container has a read-only file system at /usr",
+        "INFO NVLS requires multicast support: the ring is used instead",
+        "$ ping -c 2 -M do -s 8972 n2\n2 packets transmitted, 2 received, 0% packet loss\n"
+        "$ ping -c 2 n3\n2 packets transmitted, 0 received, 100% packet loss",
+        "$ cat /sys/fs/cgroup/user.slice/session-3.scope/memory.pressure\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+        "$ cat /sys/fs/cgroup/user.slice/session-3.scope/cpu.pressure\nfull avg10=50.00 avg60=60.00 avg300=40.00 total=1",
     ],
 )
 def test_what_a_library_does_without_is_no_cause(line: str) -> None:
