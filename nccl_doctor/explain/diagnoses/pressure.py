@@ -219,10 +219,12 @@ _FAR_AWAY = 5.0  # ms: another building at least, or a queue
 
 @diagnosis
 def hosts_are_far_apart(case: Case) -> Iterable[Candidate]:
-    """ping: an answer takes milliseconds, and the hosts talk over TCP sockets: each step of a ring waits as long."""
-    for hit in case.hits("round-trip") if case.sockets else ():
+    """ping: an answer takes milliseconds, the hosts talk over TCP sockets, and it is too slow: each step of a ring waits as long.
+    Without a complaint it may be a host of another network."""
+    told = _held_up(case)
+    for hit in case.hits("round-trip") if case.sockets and told else ():
         usual = float(hit.groups["usual"])
         if usual >= _FAR_AWAY:
             title = f"an answer of the other host takes {usual:.1f} ms: each step of a ring waits as long"
-            yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *_held_up(case)], slows=True)
+            yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *told], slows=True)
             return

@@ -423,8 +423,6 @@ says(
     # Ceph's health checks, in its log and of `ceph health detail` (docs.ceph.com, health checks; read 2026-11)
     " slow ops, oldest one blocked for",
     "slow metadata IOs",
-    " osds down",
-    " osds) down",
     "failing to respond to capability release",
     "filesystem is degraded",
     "filesystem is offline",
@@ -436,8 +434,8 @@ says(
     cause="sys.clock-or-dns-or-fs",
     strength=0.72,
     title="the storage cluster (Ceph, Gluster) is not well: reads and writes wait for it",
-    why="Its own log says that servers are down or do not answer in time. Files there are the ones that programs wait for; without it their own lines tell.",
-    where=lambda groups, line: not re.search(r"cleared:| 0 (?:slow ops|osds)", line),
+    why="Its own log says that requests wait, or that servers are gone whose data no other has. Files there are the ones that programs wait for; without it their own lines tell.",
+    where=lambda groups, line: not re.search(r"cleared:| 0 slow ops", line),
 )
 says(
     "clock-refused",

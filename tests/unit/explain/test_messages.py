@@ -726,7 +726,7 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "RuntimeError: oneCCL: ze_call.cpp:28 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_INVALID_ARGUMENT",
         ),
         (
-            "a GPU ran out of memory",
+            "an Intel GPU has no memory left",
             "RuntimeError: oneCCL: ze_call.cpp:43 do_call: EXCEPTION: ze error at zeMemOpenIpcHandle, code: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         ),
         (
@@ -880,6 +880,14 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "ib.retry-exceeded",
             "(EngineCore pid=8) ERROR 07-23 11:54:45 [mooncake_backend.py:240] Failed to get 6722 keys out of 6722. error_codes=[-707].",
         ),
+        (
+            "app.straggler-timeout",  # or a free GPU beside seven servers
+            "\n".join(
+                f"|   {gpu}  NVIDIA H100 80GB HBM3          On  |   00000000:{gpu:02X}:00.0 Off |                    0 |\n"
+                f"| N/A   50C    P0             {watts}W /  700W |   70000MiB /  81559MiB |    {load}%      Default |"
+                for gpu, watts, load in [*((gpu, 300, 100) for gpu in range(7)), (7, 70, 0)]
+            ),
+        ),
     ],
 )
 def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
@@ -904,6 +912,8 @@ def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: 
         "[   12.345700] Buffer I/O error on dev sr0, logical block 0, async page read",
         "INFO: the container has a read-only file system at /usr",
         "INFO NVLS requires multicast support: the ring is used instead",
+        "NCCL INFO Using network Socket\nstep 400 | loss 1.02 | 0.5 s/step\n$ ping -c 4 github.com\nrtt min/avg/max/mdev = 38.201/38.312/38.444/0.101 ms",
+        "    health: HEALTH_WARN\n            1 osds down",
         "$ ping -c 2 -M do -s 8972 n2\n2 packets transmitted, 2 received, 0% packet loss\n"
         "$ ping -c 2 n3\n2 packets transmitted, 0 received, 100% packet loss",
         "$ cat /sys/fs/cgroup/user.slice/session-3.scope/memory.pressure\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
