@@ -402,9 +402,9 @@ says(
     "Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address",
     cause="net.plugin",
     page="net.plugin.transport",
-    strength=0.62,
-    title="UCX, or the MPI above it, read GPU memory as if it were the host's",
-    why="The address is mapped, but the CPU may not read it: mostly a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
+    strength=0.48,
+    title="a process touched memory that its CPU may not: often GPU memory that UCX, or the MPI above it, took for the host's",
+    why="UCX's handler tells any crash of the process; frames of UCX or MPI below it make it likely: a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
 )
 says(
     "oneccl-variable",

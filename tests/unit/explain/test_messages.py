@@ -746,9 +746,10 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "[rank1]: RuntimeError: [McastDeviceMemory] Device does not support multicasting.",
         ),
         (
-            "UCX, or the MPI above it, read GPU memory as if it were the host's",
+            "a process crashed in libsim.so, the program's own code",
             "[gpu7:8812:0:8812] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f2a40000000)\n"
-            "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]",
+            "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]\n"
+            " 1  /opt/app/lib/libsim.so(flux+0x11) [0x7f2b77c0d1a8]",
         ),
         (
             "Mooncake's TCP transport was given GPU memory, which its build does not know",
@@ -888,6 +889,11 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
                 for gpu, watts, load in [*((gpu, 300, 100) for gpu in range(7)), (7, 70, 0)]
             ),
         ),
+        (
+            "net.plugin",  # UCX's handler tells any crash
+            "[gpu7:8812:0:8812] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f2a40000000)\n"
+            "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]",
+        ),
     ],
 )
 def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
@@ -914,6 +920,7 @@ def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: 
         "INFO NVLS requires multicast support: the ring is used instead",
         "NCCL INFO Using network Socket\nstep 400 | loss 1.02 | 0.5 s/step\n$ ping -c 4 github.com\nrtt min/avg/max/mdev = 38.201/38.312/38.444/0.101 ms",
         "    health: HEALTH_WARN\n            1 osds down",
+        "step 400 | loss 1.02 | 0.5 s/step\nBLEU of rank 3 = nan",
         "$ ping -c 2 -M do -s 8972 n2\n2 packets transmitted, 2 received, 0% packet loss\n"
         "$ ping -c 2 n3\n2 packets transmitted, 0 received, 100% packet loss",
         "$ cat /sys/fs/cgroup/user.slice/session-3.scope/memory.pressure\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
