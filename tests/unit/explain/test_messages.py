@@ -894,6 +894,16 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "[gpu7:8812:0:8812] Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f2a40000000)\n"
             "==== backtrace (tid:   8812) ====\n 0  /usr/lib/libucs.so.0(ucs_handle_error+0x2e4) [0x7f2b77c0d1a4]",
         ),
+        (
+            "net.slow",  # or fast enough
+            "NCCL INFO Using network Socket\nstep 400 | loss 1.02 | 0.5 s/step\n"
+            "11:20:09 AM     IFACE   rxpck/s   txpck/s    rxkB/s    txkB/s   rxcmp/s   txcmp/s  rxmcst/s   %ifutil\n"
+            "11:20:14 AM      eno1  81231.20  80123.10 119812.31 118812.12      0.00      0.00      0.00     98.15",
+        ),
+        (
+            "net.slow",  # or the counters are old
+            "step 400 | loss 1.02 | 0.5 s/step\n     rx_discards_phy: 4481027\n\tenabled     0   0   0   0   0   0   0   0",
+        ),
     ],
 )
 def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
