@@ -651,7 +651,8 @@ says(
     page="sys.container.not-started",
     strength=0.66,
     title="enroot needs the program {program}, which is not installed on the host",
-    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and curl, jq and zstd fetch it.",
+    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and mksquashfs packs it.",
+    where=lambda groups, line: re.search("pyxis|enroot|squash|fuse-overlayfs", line) is not None,
 )
 says(
     "container-name-taken",

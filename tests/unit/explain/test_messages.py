@@ -904,6 +904,7 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "net.slow",  # or the counters are old
             "step 400 | loss 1.02 | 0.5 s/step\n     rx_discards_phy: 4481027\n\tenabled     0   0   0   0   0   0   0   0",
         ),
+        ("app.rank-exception", "[ERROR] Command not found: our_profiler"),  # no word of enroot
     ],
 )
 def test_a_message_that_leaves_it_open_names_what_comes_first(cause: str, text: str) -> None:
