@@ -25,13 +25,14 @@ def _too_slow(case: Case) -> list[Hit]:
 @diagnosis
 def packets_discarded(case: Case) -> Iterable[Candidate]:
     """An adapter counts lost packets of RoCE, and flow control is off for all priorities, or the job is too slow. What is lost
-    is sent again after a time-out. Without either the counters may be old."""
+    is sent again after a time-out. Without a complaint the counters may be old."""
     lost, told = case.hits("packets-lost"), _too_slow(case)
     off = [hit for hit in case.hits("flow-control") if not re.search(r"\s1\b", hit.text)]
     if lost and (off or told):
         counted = max(DROPS.findall(" ".join(hit.text for hit in lost)), key=lambda pair: int(pair[1]))
         title = f"RoCE packets are lost ({counted[0]} {counted[1]})" + ", and flow control (PFC) is off" * bool(off)
-        yield Candidate("net.slow", 0.6, title, [*lost[:4], *off[:1], *told], hosts=hosts_of(lost), slows=True)
+        strength = 0.6 if told else 0.46
+        yield Candidate("net.slow", strength, title, [*lost[:4], *off[:1], *told], hosts=hosts_of(lost), slows=True)
 
 
 _LOSS = 0.01  # of the segments: a local network loses one in a hundred thousand
@@ -145,7 +146,8 @@ _FULL = 90.0  # percent of its rate
 
 @diagnosis
 def interface_is_full(case: Case) -> Iterable[Candidate]:
-    """sar -n DEV: an interface is at its rate. It may be that of the data, and not that of the gradients."""
+    """sar -n DEV: an interface is at its rate. It may be that of the data, and not that of the gradients; without a complaint it
+    may be enough."""
     headings = case.hits("interface-load")
     for head in headings:
         names = head.text.split()
@@ -153,12 +155,13 @@ def interface_is_full(case: Case) -> Iterable[Candidate]:
             cells = dict(zip(names[::-1], row.text.split()[::-1], strict=False))
             load, name = cells.get("%ifutil", ""), cells.get("IFACE", "")
             if re.fullmatch(r"\d+\.\d+", load) and float(load) >= _FULL:
-                told = [*case.sockets[:1], *_too_slow(case)]
+                slow = _too_slow(case)
                 title = (
                     f"the interface {name} is at {float(load):.0f} % of its rate ({cells.get('rxkB/s')} kB/s received)"
                 )
-                strength = 0.62 if told else 0.46
-                yield Candidate("net.slow", strength, title, [row, head, *told], hosts=hosts_of([row]), slows=True)
+                strength = 0.62 if slow else 0.46
+                proof = [row, head, *case.sockets[:1], *slow]
+                yield Candidate("net.slow", strength, title, proof, hosts=hosts_of([row]), slows=True)
                 return
 
 

@@ -313,21 +313,23 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     yield Candidate("net.plugin", 0.35 if gone or never else 0.5, "the EFA plugin's requests fail", hits)
 
 
-_PING = re.compile(r"\bping6? .*-s ?(?P<size>\d+)|\bPING \S+ .*\((?P<whole>\d+)\) ")
+_PING = re.compile(r"\bping6? (?!statistics)(?:.*-s ?(?P<size>\d+))?|\bPING \S+ .*\((?P<whole>\d+)\) ")
+_USUAL_SIZE = 56  # bytes
 _SMALLEST_MTU = 1280  # bytes, IPv6's (RFC 8200): what is smaller passes every path that works at all
 
 
 @diagnosis
 def large_packets_lost(case: Case) -> Iterable[Candidate]:
-    """Hand-made probes: large pings are lost where small ones pass."""
+    """Hand-made probes: large pings are lost."""
     lost = case.hits("ping-loss")
     typed = [*(hit for hits in case.summary.heads.values() for hit in hits), *case.tail] if lost else []
-    big = [
-        hit for hit in typed if (ping := _PING.search(hit.text)) and int(ping["size"] or ping["whole"]) > _SMALLEST_MTU
-    ]
-    if big:
-        title = "large packets do not pass between the hosts"
-        yield Candidate("net.mtu", 0.85, title, [*big[:2], *lost[:2]])
+    pings = [(hit, ping) for hit in typed if (ping := _PING.search(hit.text))]
+    for answer in lost:
+        above = [one for one in pings if one[0].file == answer.file and one[0].line <= answer.line]
+        hit, ping = max(above, key=lambda one: one[0].line, default=(answer, None))
+        if ping and int(ping["size"] or ping["whole"] or _USUAL_SIZE) > _SMALLEST_MTU:
+            yield Candidate("net.mtu", 0.85, "large packets do not pass between the hosts", [hit, answer])
+            return
 
 
 _INTERFACE = re.compile(r"(?<!\S)([A-Za-z][\w.-]*)(?:@\S+)?: (?:<|flags=)")  # as ip link and ifconfig print it

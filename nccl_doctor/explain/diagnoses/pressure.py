@@ -33,6 +33,7 @@ _PRESSURE = (
     ("memory", "full", 20.0, "sys.host-oom", "all tasks wait for memory to be read back"),
     ("cpu", "some", 90.0, _CPUS, "tasks wait for a core"),
 )
+_PRESSURE_OF = re.compile(r"/proc/pressure/(\w+)|\b(\w+)\.pressure\b")
 _NEAR = 3  # lines from the name of the file to its content
 
 
@@ -42,9 +43,10 @@ def stalled_by_pressure(case: Case) -> Iterable[Candidate]:
     the last minute."""
     for hit in case.hits("pressure"):
         asked = [one for one in case.hits("pressure-of") if one.file == hit.file and 0 <= hit.line - one.line <= _NEAR]
-        for resource, kind, least, cause, what in _PRESSURE if asked else ():
+        named = {one or other for one, other in _PRESSURE_OF.findall(asked[-1].text)} if asked else set()
+        for resource, kind, least, cause, what in _PRESSURE:
             share = float(hit.groups["sixty"])
-            if resource not in asked[-1].text or kind not in hit.text or share < least:
+            if named != {resource} or kind not in hit.text or share < least:
                 continue
             told = _held_up(case)
             strength = 0.66 if kind == "full" or told else 0.44
@@ -131,8 +133,10 @@ def disk_at_its_limit(case: Case) -> Iterable[Candidate]:
         names = head.text.split()
         for row in below(head, headings, case.hits("iostat-rows")):
             cells = dict(zip(names[::-1], row.text.split()[::-1], strict=False))
-            reads, awaited, busy = (_number(cells.get(name, "")) for name in ("r/s", "r_await", "%util"))
-            if reads >= 1 and busy >= _FULL and (awaited or _number(cells.get("await", ""))) >= _SLOW_DISK:
+            reads, awaited, busy = (
+                _number(cells.get(name, "")) for name in ("r/s", "r_await" if "r_await" in cells else "await", "%util")
+            )
+            if reads >= 1 and busy >= _FULL and awaited >= _SLOW_DISK:
                 title = f"a disk is busy in {busy:.0f} % of the time, and each read of it takes {awaited:.0f} ms"
                 yield Candidate(_FILES, 0.62, title, [row, head, *_held_up(case)], hosts=hosts_of([row]), slows=True)
                 return
@@ -267,10 +271,12 @@ _FAR_AWAY = 5.0  # ms: another building at least, or a queue
 
 @diagnosis
 def hosts_are_far_apart(case: Case) -> Iterable[Candidate]:
-    """ping: an answer takes milliseconds, and the hosts talk over TCP sockets: each step of a ring waits as long."""
-    for hit in case.hits("round-trip") if case.sockets else ():
+    """ping: an answer takes milliseconds, the hosts talk over TCP sockets, and it is too slow: each step of a ring waits as long.
+    Without a complaint it may be a host of another network."""
+    told = _held_up(case)
+    for hit in case.hits("round-trip") if case.sockets and told else ():
         usual = float(hit.groups["usual"])
         if usual >= _FAR_AWAY:
             title = f"an answer of the other host takes {usual:.1f} ms: each step of a ring waits as long"
-            yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *_held_up(case)], slows=True)
+            yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *told], slows=True)
             return

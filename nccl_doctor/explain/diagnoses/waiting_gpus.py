@@ -62,7 +62,7 @@ def all_gpus_wait(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
     """One GPU of a host has nothing to do, and all its neighbours are busy and draw little: they wait for the rank that has it,
-    and that one works on the CPU (its data, a checkpoint, Python) or stands still."""
+    and that one works on the CPU (its data, a checkpoint, Python) or stands still. Without a complaint it may be a free one."""
     for rows in _by_host(case):
         idle = [row for row in rows if row.load is not None and row.load <= _NEVER]
         others, told = _busy(rows), _too_slow(case)
@@ -72,7 +72,9 @@ def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
             title = f"{idle[0].name} has nothing to do, and {len(others)} others are busy at {usual:.0f} W: they wait for its rank"
             proof = [idle[0].hit, *(row.hit for row in others[:3]), *told[:1]]
             causes = ("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")
-            yield from rivals(falling(causes, 0.56, 0.1), title, proof, hosts={idle[0].host} - {""}, slows=True)
+            yield from rivals(
+                falling(causes, 0.56 if told else 0.46, 0.1), title, proof, hosts={idle[0].host} - {""}, slows=True
+            )
 
 
 @diagnosis

@@ -343,6 +343,7 @@ says(
     title="the norm of the gradients differs between the ranks: they did not reduce the same gradients",
     why="fairseq compares the reduced norms: parameters that some ranks did not use (--ddp-backend=legacy_ddp reduces them all), GPUs of several generations, or NaN on one rank.",
 )
+_NORM_OF_RANK = re.compile(r"(?:^|[\]:|]) *rank +\d+ = -?(?:nan|inf)\s*$")  # the whole line: no other number of a rank
 says(
     "gradients-not-finite",
     "rank {rank} = {norm:word}",
@@ -350,9 +351,7 @@ says(
     strength=0.86,
     title="the gradients of rank {rank} are not finite",
     why="fairseq calls norms inconsistent, too, where they are NaN or infinite on every rank: too long a step, fp16's range, or the data.",
-    where=lambda groups, line: (
-        groups["rank"].isdecimal() and re.fullmatch(r"-?(?:nan|inf)", groups["norm"]) is not None
-    ),
+    where=lambda groups, line: _NORM_OF_RANK.search(line) is not None,
     wake=(" = nan", " = inf", " = -inf"),
 )
 says(

@@ -282,7 +282,6 @@ says(
     "HSA_STATUS_ERROR_OUT_OF_RESOURCES{}Available Free mem : 0 MB",
     "NPU out of memory",
     "XPU out of memory",
-    "_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Level Zero's and SYCL's
     "CUDA_ERROR_OUT_OF_MEMORY",
     "RESOURCE_EXHAUSTED: Out of memory",
     "OOM when allocating tensor with shape",

@@ -622,7 +622,8 @@ says(
     title="the adapter's driver cannot be loaded ({module})",
     why="It was not built for this kernel, does not fit the other modules (a mix of MLNX_OFED and the kernel's own), Secure Boot refuses it, or another module holds the old one. dmesg says which.",
     where=lambda groups, line: (
-        re.match(
+        "File exists" not in line  # it is loaded already
+        and re.match(
             r"(?:mlx[45]|ib_core|ib_uverbs|rdma_ucm|irdma|bnxt_re|efa\b|hns_roce)", groups["module"], re.IGNORECASE
         )
         is not None

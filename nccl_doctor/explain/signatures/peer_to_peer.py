@@ -89,7 +89,7 @@ says(
 says(
     "no-multicast",
     "Device does not support multicasting",
-    "requires multicast support",
+    ": requires multicast support.",  # torch's checks
     cause="sw.nccl-bug",
     strength=0.66,
     title="an all-reduce that needs NVLink multicast (NVLS) was chosen for GPUs that have none",

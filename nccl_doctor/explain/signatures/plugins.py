@@ -416,9 +416,9 @@ says(
     "Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address",
     cause="net.plugin",
     page="net.plugin.transport",
-    strength=0.62,
-    title="UCX, or the MPI above it, read GPU memory as if it were the host's",
-    why="The address is mapped, but the CPU may not read it: mostly a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
+    strength=0.48,
+    title="a process touched memory that its CPU may not: often GPU memory that UCX, or the MPI above it, took for the host's",
+    why="UCX's handler tells any crash of the process; frames of UCX or MPI below it make it likely: a GPU buffer given to a UCX or MPI without CUDA or ROCm (ucx_info -d lists cuda_copy where it is there), or UCX_TLS that leaves cuda_copy out.",
 )
 says(
     "oneccl-variable",
@@ -433,10 +433,11 @@ says(
     "oneccl-devices",
     "ze_fd_manager.cpp:{line:int} {step:word}: ",
     cause="sys.container",
-    strength=0.8,
+    strength=0.84,
     title="oneCCL cannot open the GPUs' files in /dev/dri, or hand them to its neighbours ({step})",
-    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks that "
-    "directory (--device /dev/dri -v /dev/dri/by-path:/dev/dri/by-path) or the right to pidfd_open and ptrace.",
+    why="Each process opens what is in /dev/dri/by-path and shares it with the others of its host: a container lacks some of it (--device /dev/dri "
+    "-v /dev/dri/by-path:/dev/dri/by-path), the user is not in the group render, or CCL_ZE_IPC_EXCHANGE=pidfd has no CAP_SYS_PTRACE.",
+    where=lambda groups, line: "CCL_ERROR" in line or "EXCEPTION" in line,
 )
 says(
     "oneccl-error",
@@ -447,17 +448,6 @@ says(
     strength=0.6,
     title="oneCCL (Intel's collectives) reports an error: {error}",
     why="oneCCL stands in NCCL's place on Intel's GPUs and CPUs; its first error line names the step. pthread_create returns 22 where CCL_WORKER_AFFINITY, or the launcher's pinning, names CPUs that the process may not use.",
-)
-says(
-    "oneccl-device-files",
-    "fill_device_fds: {error}",
-    "init_device_fds: {error}",
-    "init_device_bdfs: {error}",
-    cause="sys.container",
-    strength=0.84,
-    title="oneCCL cannot open the device files of Intel's GPUs (/dev/dri)",
-    why="It exchanges memory handles over /dev/dri/by-path/*-render: the container was given some of /dev/dri only, or the user is not in the group render. With CCL_ZE_IPC_EXCHANGE=pidfd it does without (Linux 5.6, CAP_SYS_PTRACE).",
-    where=lambda groups, line: "CCL_ERROR" in line or "EXCEPTION" in line,
 )
 says(
     "level-zero-ipc",

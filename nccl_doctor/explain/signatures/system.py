@@ -318,6 +318,7 @@ _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
 )
+_WITHOUT_MEDIUM = re.compile(r"\bdev (?:fd|sr)\d")  # floppy and CD drives, as virtual machines have them
 says(
     "fs-trouble",
     "tale file handle",
@@ -351,7 +352,8 @@ says(
     "No locks available",
     "Errno 37]",
     "nable to lock file",
-    "ead-only file system",
+    "Read-only file system",
+    ": read-only file system",  # Go
     "Errno 30]",
     "Text file busy",
     "Device or resource busy: '.nfs",
@@ -383,6 +385,7 @@ says(
             line,
         )  # of a network's library EIO is an adapter's (status -3: UCX's)
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
+        and _WITHOUT_MEDIUM.search(line) is None
     ),
 )
 
@@ -413,14 +416,13 @@ says(
     strength=0.82,
     title="a disk of the host, or the file system on it, fails",
     why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
+    where=lambda groups, line: _WITHOUT_MEDIUM.search(line) is None,
 )
 says(
     "storage-cluster-unwell",
     # Ceph's health checks, in its log and of `ceph health detail` (docs.ceph.com, health checks; read 2026-11)
     " slow ops, oldest one blocked for",
     "slow metadata IOs",
-    " osds down",
-    " osds) down",
     "failing to respond to capability release",
     "filesystem is degraded",
     "filesystem is offline",
@@ -432,8 +434,8 @@ says(
     cause="sys.clock-or-dns-or-fs",
     strength=0.72,
     title="the storage cluster (Ceph, Gluster) is not well: reads and writes wait for it",
-    why="Its own log says that servers are down or do not answer in time. Files there are the ones that programs wait for; without it their own lines tell.",
-    where=lambda groups, line: not re.search(r"cleared:| 0 (?:slow ops|osds)", line),
+    why="Its own log says that requests wait, or that servers are gone whose data no other has. Files there are the ones that programs wait for; without it their own lines tell.",
+    where=lambda groups, line: not re.search(r"cleared:| 0 slow ops", line),
 )
 says(
     "clock-refused",
@@ -649,7 +651,8 @@ says(
     page="sys.container.not-started",
     strength=0.66,
     title="enroot needs the program {program}, which is not installed on the host",
-    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and curl, jq and zstd fetch it.",
+    why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and mksquashfs packs it.",
+    where=lambda groups, line: re.search("pyxis|enroot|squash|fuse-overlayfs", line) is not None,
 )
 says(
     "container-name-taken",
