@@ -19,7 +19,8 @@ _SLOW_WORDS = re.compile(
     re.IGNORECASE,
 )
 _ADVICE = re.compile(
-    r"warning|\bWARN|\bINFO\b|DEBUG|\.py[:\"]|https?://|\b(?:if|consider|recommend\w*|may|might|could|will|use|using)\b",
+    r"warning|\bWARN|\bINFO\b|DEBUG|\.py[:\"]|https?://|\b(?:if|consider|recommend\w*|may|might|could|will|use|using)\b|"
+    r"\b(?:is|as) (?:normal|expected)|\bonly (?:at|during|for|in) the first|\bwarm-?up",
     re.I,
 )
 # A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.

@@ -400,3 +400,15 @@ def test_the_reason_that_a_library_gave_is_quoted(line: str, before: str, cause:
     told = explain_text(f"{line}\n{before}\n")
     assert _first(told) == cause
     assert any(line in item.text for item in told.causes[0].evidence)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[W1201 10:00:00.1 socket.cpp:462] [c10d] The server socket on [node1]:29500 has timed out, will retry.",
+        "E1201 10:00:00.000000 88 client_service.cpp:120] Failed to connect to master service at 10.0.0.7:50051",
+        "it is slow only in the first epoch, which is normal",
+    ],
+)
+def test_what_the_work_went_on_after_is_no_trouble(line: str) -> None:
+    assert explain_text(_SET_UP + line + "\n" + _STEPS).verdict is Verdict.HEALTHY
