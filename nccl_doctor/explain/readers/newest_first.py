@@ -17,13 +17,14 @@ _STAMP = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|
 
 def stands_newest_first(head: bytes) -> bool:
     """Whether the times of the lines that the text begins with fall; in a tenth of them they may rise, as clocks differ."""
-    lines = head[:LOOKED_AT].removesuffix(b"\n").split(b"\n")
-    first = _time(lines[0])
-    last = next(
-        (time for line in reversed(lines[-2:]) if (time := _time(line)) is not None), None
-    )  # the last may be cut
-    if first is None or last is None or first <= last:
+    head = head[:LOOKED_AT].removesuffix(b"\n")
+    first = _time(head.partition(b"\n")[0])
+    if first is None:
         return False
+    ends = (_time(line) for line in reversed(head[-2 * LINE_LIMIT :].split(b"\n")[-2:]))  # the last may be cut
+    if first <= next((time for time in ends if time is not None), first):
+        return False
+    lines = head.split(b"\n")
     times = [time for line in lines if (time := _time(line)) is not None]
     rising = sum(later > earlier for earlier, later in itertools.pairwise(times))
     return len(set(times)) >= FEWEST and 10 * rising <= len(times)
