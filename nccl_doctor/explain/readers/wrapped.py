@@ -11,7 +11,9 @@ from nccl_doctor.explain.readers.steps import LINE_LIMIT
 
 LOOKED_AT = 16 << 10  # bytes: what somebody copies is short
 NARROWEST, WIDEST = 60, 400  # columns of a terminal
-INSIDE_WORDS = 2  # different lines that break within a word: a table's rows are as long as each other, too
+INSIDE_WORDS = (
+    2  # different lines that break within a word, each with another rest: a table's rows are as long as each other, too
+)
 END = 16  # characters: what hosts say one after the other in the same words is as long, and ends alike
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
 COLUMNS = 3  # gaps within a line: more make it a table's row, which ends where its last column does
@@ -29,13 +31,17 @@ class Wrapping(NamedTuple):
         """Whether ``following`` is the rest of ``line``."""
         begins = _beginning(following)
         known = begins in self.beginnings or begins == _beginning(line)
-        return len(line) == self.width and bool(begins) and not known and len(_GAP.findall(line)) < COLUMNS
+        return len(line) == self.width and bool(begins) and not known and not _is_row(line)
 
 
 def _unpadded(line: str, width: int) -> str:
     """A line without the blanks that a terminal fills its rows with, but with the one at which it broke."""
     text = line.rstrip()
     return f"{text} " if len(text) == width - 1 and line[width - 1 : width] == " " else text
+
+
+def _is_row(line: str) -> bool:
+    return len(_GAP.findall(line)) >= COLUMNS
 
 
 def _beginning(line: str) -> str:
@@ -45,8 +51,9 @@ def _beginning(line: str) -> str:
 def wrapping(head: bytes) -> Wrapping | None:
     """How the text that begins with these bytes was broken; None: it was not.
 
-    No line is longer than the full ones, and few are nearly as long. Most of the full ones are followed by what no other line
-    begins with, and a third of these at least break inside a word; encoded data, which has no words, does not.
+    No line is longer than the full ones, and few are nearly as long. Most of the full ones, but for rows of tables, are followed
+    by what no other line begins with, and a third of these at least break inside a word; encoded data, which has no words,
+    does not.
     """
     text = head[:LOOKED_AT].decode("utf-8", "replace").split("\n")
     lengths = list(map(len, map(str.rstrip, text)))  # in C: every log is asked
@@ -60,11 +67,12 @@ def wrapping(head: bytes) -> Wrapping | None:
     pairs = list(itertools.pairwise(lines))
     beginnings = {_beginning(line) for before, line in pairs if len(before) < width}
     found = Wrapping(width, frozenset({_beginning(lines[0]), *beginnings}))
-    full = [(line, following) for line, following in pairs if len(line) == width]
+    full = [(line, following) for line, following in pairs if len(line) == width and not _is_row(line)]
     broken = [(line, following) for line, following in full if found.goes_on(line, following)]
-    inside = [line for line, following in broken if _inside_a_word(line, following)]
-    different = {_DIGITS.sub("0", line) for line in inside}
-    fits = len(different) >= INSIDE_WORDS and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
+    inside = [(line, following) for line, following in broken if _inside_a_word(line, following)]
+    lines_differ, rests_differ = ({_DIGITS.sub("0", pair[at]) for pair in inside} for at in (0, 1))
+    several = min(len(lines_differ), len(rests_differ)) >= INSIDE_WORDS
+    fits = several and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
 
 

@@ -10,6 +10,7 @@ import pytest
 from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.readers import newest_first
 from nccl_doctor.explain.readers.newest_first import oldest_first, stands_newest_first, turned
+from tests.unit.explain.test_cases import CASES, logs_of
 
 LINES = [
     "2026-01-02T03:00:00.1Z step 10 | loss 2.1",
@@ -76,3 +77,8 @@ def test_a_log_that_is_too_large_to_turn_is_read_as_it_stands(monkeypatch: pytes
     blocks = [text(LINES[:3:-1]), text(LINES[3::-1])]
     assert b"".join(oldest_first(blocks, numbers)) == text(LINES[::-1])
     assert numbers == []
+
+
+def test_no_labelled_log_is_taken_for_turned() -> None:
+    logs = [log for path in CASES for log in logs_of(path.read_text(encoding="utf-8"))]
+    assert not [log.name for log in logs if stands_newest_first(str(log.content).encode("utf-8", "replace"))]

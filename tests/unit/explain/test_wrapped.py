@@ -15,6 +15,7 @@ from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.readers.wrapped import joined, wrapping
+from tests.unit.explain.test_cases import CASES, logs_of
 
 LOG = """\
 Traceback (most recent call last):
@@ -73,6 +74,10 @@ FREE = """\
 Mem:             503         499           1           0           2           1
 Swap:             63          62           0
 """
+COMMANDS = "".join(
+    f"ops@inf-{host}:~/serve$ python3 bench_serving.py --model m --requests 512\nNCCL version 2.26.2+cuda12.8\n"
+    for host in "ab"
+)
 PROSE = """\
 At least one pair of processes are unable to reach each other, for
 which there may be many reasons: this means that no device has yet
@@ -96,10 +101,28 @@ CONTAINERS = "".join(
 BASE64 = "$ base64 id\n" + base64.encodebytes(bytes(range(256))[: 57 * 4]).decode() + "RuntimeError: NCCL error\n"
 
 
-@pytest.mark.parametrize("text", [NVIDIA_SMI, ROWS, FREE, PROSE, RECORDS, HOSTS, CONTAINERS, BASE64, "", "\n", LOG])
+@pytest.mark.parametrize(
+    "text", [NVIDIA_SMI, ROWS, FREE, COMMANDS, PROSE, RECORDS, HOSTS, CONTAINERS, BASE64, "", "\n", LOG]
+)
 def test_lines_that_are_as_long_as_each_other_by_chance_stay_apart(text: str) -> None:
     assert wrapping(text.encode()) is None
     assert b"".join(joined([text.encode()])) == text.encode()
+
+
+STEPS = "".join(
+    f"Train: data epoch: [0]  [{at:4}/2771]  eta: 0:25:12  lr: 0.000100  loss: 3.{at}  time: 0.9{at}  data: 0.0\n"
+    for at in range(0, 2400, 400)
+)
+
+
+def test_rows_of_steps_do_not_hide_that_a_traceback_is_broken() -> None:
+    whole = b"".join(joined([at(80, STEPS + LOG).encode()])).decode()
+    assert all(line in whole for line in LOG.splitlines())
+
+
+def test_no_labelled_log_is_taken_for_broken() -> None:
+    logs = [log for path in CASES for log in logs_of(path.read_text(encoding="utf-8"))]
+    assert not [log.name for log in logs if wrapping(str(log.content).encode("utf-8", "replace"))]
 
 
 @given(st.integers(60, 120), st.integers(1, 5000))
