@@ -256,4 +256,4 @@ def _ended(ranks: Sequence[Process]) -> str:
     which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
     if len(ranks) == 1:
         return f"{f'rank {which}' if which else 'a rank '}(pid {ranks[0].pid}, {ranks[0].script}) has ended"
-    return f"{len(ranks)} ranks {which}({ranks[0].script}) have ended"
+    return f"{f'ranks {which}' if which else f'{len(ranks)} ranks '}({ranks[0].script}) have ended"

@@ -57,6 +57,7 @@ class Summary(msgspec.Struct):
     turned: dict[str, list[int]] = msgspec.field(
         default_factory=dict
     )  # of logs that stand newest first: the lines' numbers
+    backwards: list[str] = msgspec.field(default_factory=list)  # logs that stand so and are too large to be turned
     problems: list[InputProblem] = msgspec.field(default_factory=list)
     dumps: list[str] = msgspec.field(default_factory=list)  # files that are flight-recorder dumps or RAS reports
     bundles: list[str] = msgspec.field(default_factory=list)  # files that are saved runs of check
@@ -82,6 +83,7 @@ class Summary(msgspec.Struct):
         self.hosts |= other.hosts
         self.skipped.update(other.skipped)
         self.turned.update(other.turned)
+        self.backwards.extend(other.backwards)
         self.problems.extend(other.problems)
         self.dumps.extend(other.dumps)
         self.bundles.extend(other.bundles)

@@ -56,6 +56,8 @@ def _failure_seen(case: Case) -> bool:
     """Whether anything failed that the work did not outlive (:meth:`Course.outlived`)."""
     if case.has(PACE_LEFT):
         return True  # whatever its end: it paid for something
+    if case.summary.backwards:
+        return True  # what came after what is not known
     if any(not case.course.outlived(hit) for hit in case.summary.failed):
         return True
     if case.course.recovered:

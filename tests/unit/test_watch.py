@@ -217,7 +217,7 @@ def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
     answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
     assert clean(answer)
     assert [event.text for event in answer.events] == [
-        f"4 ranks {ranks} (train.py) have ended" for ranks in ("0-3", "4-7")
+        f"ranks {ranks} (train.py) have ended" for ranks in ("0-3", "4-7")
     ]
 
 

@@ -8,25 +8,25 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import too_slow
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
 
-def _too_slow(case: Case) -> list[Hit]:
-    return [*complaints(case)[:2], *case.hits(PACE_LEFT)[1:2], *case.communicating[-1:]]
+def _held_back(case: Case) -> list[Hit]:
+    """The lines that say that the job is too slow, or that its steps consist of communication."""
+    return [*too_slow(case), *case.communicating[-1:]]
 
 
 @diagnosis
 def packets_discarded(case: Case) -> Iterable[Candidate]:
     """An adapter counts lost packets of RoCE, and flow control is off for all priorities, or the job is too slow. What is lost
     is sent again after a time-out. Without a complaint the counters may be old."""
-    lost, told = case.hits("packets-lost"), _too_slow(case)
+    lost, told = case.hits("packets-lost"), _held_back(case)
     off = [hit for hit in case.hits("flow-control") if not re.search(r"\s1\b", hit.text)]
     if lost and (off or told):
         counted = max(DROPS.findall(" ".join(hit.text for hit in lost)), key=lambda pair: int(pair[1]))
@@ -49,7 +49,7 @@ def tcp_sends_again(case: Case) -> Iterable[Candidate]:
         ):
             whole = max((number for number, one in sent if abs(one.line - hit.line) <= _NEXT), default=0)
             if again >= max(_MANY, _LOSS * whole) and whole:
-                told = [*case.sockets[:1], *_too_slow(case)]
+                told = [*case.sockets[:1], *_held_back(case)]
                 title = f"TCP sent {again} of {whole} segments again ({again / whole:.1%}): packets are lost"
                 strength = 0.6 if told else 0.46
                 yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
@@ -67,7 +67,7 @@ def iperf_sends_again(case: Case) -> Iterable[Candidate]:
         amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
         lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
         if lost >= _LOSS:
-            told = [*case.sockets[:1], *_too_slow(case)]
+            told = [*case.sockets[:1], *_held_back(case)]
             title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost"
             strength = 0.6 if told else 0.46
             yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
@@ -82,14 +82,14 @@ _OF_FRAMES = 1e-5  # a good cable garbles none in a billion
 def frames_are_garbled(case: Case) -> Iterable[Candidate]:
     """ethtool -S or ip -s link: an interface receives garbled frames: the count grows from one look to the next, is more than a few
     of a million frames, or is high and the job too slow. A count alone may be old."""
-    told, looks = [*case.sockets[:1], *_too_slow(case)], dict[tuple[str, str, str], list[tuple[int, Hit]]]()
+    told, looks = [*case.sockets[:1], *_held_back(case)], dict[tuple[str, str, str], list[tuple[int, Hit]]]()
     for hit in case.hits("garbled-frames"):
         for name, count in GARBLED.findall(hit.text):
             looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
     for (*_, name), counts in looks.items():
         (least, first), (most, last) = counts[0], counts[-1]
         grew = most - least
-        if grew >= _GREW or (most >= _MANY and _too_slow(case)):
+        if grew >= _GREW or (most >= _MANY and _held_back(case)):
             more = f"and {grew} more between two looks" if grew >= _GREW else "frames"
             title = f"an interface received {least} garbled {'frames ' * (grew >= _GREW)}{more} ({name}): a bad cable or transceiver"
             strength = 0.68 if grew >= _GREW else 0.6
@@ -119,7 +119,7 @@ def paused_by_the_other_end(case: Case) -> Iterable[Candidate]:
         (least, first), (most, last) = counts[0], counts[-1]
         if most - least >= _PAUSES:
             title = f"an interface was told to pause {most - least} times between two looks ({name}): packets are taken too slowly"
-            proof = [last, first, *_too_slow(case)]
+            proof = [last, first, *_held_back(case)]
             yield Candidate("net.slow", 0.46, title, proof, hosts=hosts_of([last]), slows=True)
             yield Candidate("ib.retry-exceeded", 0.4, title, proof, slows=True)
             return
@@ -132,7 +132,7 @@ _NARROW = 10.0  # Gbit/s: what no job on several GPUs is limited to on purpose
 @diagnosis
 def rate_is_limited(case: Case) -> Iterable[Candidate]:
     """tc: a token bucket limits an interface, and the hosts talk over TCP sockets, or it is too slow."""
-    told = [*case.sockets[:1], *case.hits("net-socket-using")[:1], *_too_slow(case)]
+    told = [*case.sockets[:1], *case.hits("net-socket-using")[:1], *_held_back(case)]
     for hit in case.hits("rate-limit") if told else ():
         found = LIMITED.search(hit.text)
         if found and float(found[1]) * _GBIT[found[2]] <= _NARROW:
@@ -155,7 +155,7 @@ def interface_is_full(case: Case) -> Iterable[Candidate]:
             cells = dict(zip(names[::-1], row.text.split()[::-1], strict=False))
             load, name = cells.get("%ifutil", ""), cells.get("IFACE", "")
             if re.fullmatch(r"\d+\.\d+", load) and float(load) >= _FULL:
-                slow = _too_slow(case)
+                slow = _held_back(case)
                 title = (
                     f"the interface {name} is at {float(load):.0f} % of its rate ({cells.get('rxkB/s')} kB/s received)"
                 )
@@ -184,7 +184,7 @@ def port_with_one_lane(case: Case) -> Iterable[Candidate]:
         speed = speed_of(hit) if _ONE_LANE.search(hit.text) else None
         if speed and ("IB-" in speed.text or speed.text.strip() in four):
             title = f"a port came up with one lane of four ({' '.join(speed.text.split())})"
-            yield Candidate("net.slow", 0.66, title, [hit, speed, *_too_slow(case)], hosts=hosts_of([hit]), slows=True)
+            yield Candidate("net.slow", 0.66, title, [hit, speed, *_held_back(case)], hosts=hosts_of([hit]), slows=True)
             return
 
 
@@ -227,5 +227,5 @@ def gpu_has_little_pcie(case: Case) -> Iterable[Candidate]:
         found = _TEST_ROW.search(row.text)
         if found and 0 < float(found[2]) <= _TWO_LANES:
             title = f"copies between a GPU and the host run at {found[2]} GB/s: it has a lane of PCIe or two"
-            yield Candidate("net.slow", 0.66, title, [row, *_too_slow(case)], hosts=hosts_of([row]), slows=True)
+            yield Candidate("net.slow", 0.66, title, [row, *_held_back(case)], hosts=hosts_of([row]), slows=True)
             return

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.held_up import last_waited, starving
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import too_slow
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
-from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, SAVED, TOP_MEMORY, TOP_SWAP
 
 _FILES, _CPUS = "sys.clock-or-dns-or-fs", "sys.container"
@@ -23,7 +22,7 @@ _FILES, _CPUS = "sys.clock-or-dns-or-fs", "sys.container"
 def _held_up(case: Case) -> list[Hit]:
     """The lines that say that the job is too slow, or that its steps wait for data."""
     waits = starving(case)[-1:] or last_waited(case)
-    return [*complaints(case)[:2], *case.hits(PACE_LEFT)[1:2], *waits, *case.hits("data-share")[:1]]
+    return [*too_slow(case), *waits, *case.hits("data-share")[:1]]
 
 
 # Resource -> "full" (all tasks wait, and nothing runs) or "some", from which percentage of a minute on, cause, what it says. Of

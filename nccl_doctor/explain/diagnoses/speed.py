@@ -13,6 +13,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.lines import hosts_of, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
+from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW, COMMAND, EARLIER_RUN, EXPECTATION, NODES_HEADING, RESULT
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
@@ -186,6 +187,11 @@ def complaints(case: Case) -> list[Hit]:
         if _times_slower_than_before(case, hit) >= (_FAR if _FEWER_HOSTS.search(hit.text) else SLOWER)
     ]
     return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"))}.values())
+
+
+def too_slow(case: Case) -> list[Hit]:
+    """The lines that say so, or that a pace fell for good; empty: nothing does."""
+    return [*complaints(case)[:2], *case.hits(PACE_LEFT)[1:2]]
 
 
 @diagnosis

@@ -13,7 +13,7 @@ import msgspec
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import complaints, too_slow
 from nccl_doctor.explain.lines import hosts_of, in_order, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
@@ -348,7 +348,7 @@ def lowered_power_limit(case: Case) -> Iterable[Candidate]:
         for now, default in zip(limits[False], limits[True], strict=False)
         if float(now.groups["watts"]) < _LOWERED * float(default.groups["watts"])
     ]
-    slow = complaints(case) or case.hits(PACE_LEFT)[1:2]
+    slow = too_slow(case)
     if capped and low and slow:
         now, default = low[0]
         title = f"a GPU is held at {now.groups['watts']} W by a power limit, its board is made for {default.groups['watts']} W"

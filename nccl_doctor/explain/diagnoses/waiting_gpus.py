@@ -11,11 +11,10 @@ import msgspec
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import too_slow
 from nccl_doctor.explain.diagnoses.tables import NAMELESS, GpuRow, below, gpu_rows
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 
 _ALWAYS = 95.0  # percent of time: a kernel of NCCL that waits counts as work
 _NEVER = 10.0
@@ -23,10 +22,6 @@ _WAITING = 0.25  # of its power limit: a kernel that only waits draws little mor
 _COMPUTING = 0.75
 _LITTLE = 0.6  # of what its neighbours draw
 _FEWEST = 4  # GPUs: of fewer, which one is odd cannot be told
-
-
-def _too_slow(case: Case) -> list[Hit]:
-    return complaints(case) or case.hits(PACE_LEFT)[1:2]
 
 
 def _by_host(case: Case) -> Iterable[list[GpuRow]]:
@@ -54,7 +49,7 @@ def all_gpus_wait(case: Case) -> Iterable[Candidate]:
         rows = waiting[0]
         usual = statistics.median(row.power for row in rows)
         title = f"all {len(rows)} GPUs are busy all the time and draw {usual:.0f} of {rows[0].cap:.0f} W: they wait in a collective"
-        proof = [*(row.hit for row in rows[:4]), *_too_slow(case)[:2]]
+        proof = [*(row.hit for row in rows[:4]), *too_slow(case)[:2]]
         causes = ("app.straggler-timeout", "net.slow", "sys.clock-or-dns-or-fs", "ib.gdr")
         yield from rivals(falling(causes, 0.42, 0.02), title, proof, slows=True)
 
@@ -65,7 +60,7 @@ def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
     and that one works on the CPU (its data, a checkpoint, Python) or stands still. Without a complaint it may be a free one."""
     for rows in _by_host(case):
         idle = [row for row in rows if row.load is not None and row.load <= _NEVER]
-        others, told = _busy(rows), _too_slow(case)
+        others, told = _busy(rows), too_slow(case)
         little = all(row.power <= 2 * _WAITING * row.cap if row.cap else told for row in others)
         if len(idle) == 1 and len(others) == len(rows) - 1 and little:
             usual = statistics.median(row.power for row in others)
@@ -87,7 +82,7 @@ def gpu_that_draws_little(case: Case) -> Iterable[Candidate]:
         others = [row for row in rows if row not in little]
         if little and all(row.power >= _COMPUTING * row.cap > 0 for row in others):
             title = f"{little[0].name} draws {little[0].power:.0f} W where its neighbours draw {usual:.0f} W at the same load"
-            told = _too_slow(case)
+            told = too_slow(case)
             proof = [*(row.hit for row in little), *(row.hit for row in others[:3]), *told[:1]]
             hosts = {row.host for row in little} - {""}
             yield Candidate("gpu.thermal-power", 0.56 if told else 0.46, title, proof, hosts=hosts, slows=True)
@@ -146,7 +141,7 @@ def gpus_with_two_programs(case: Case) -> Iterable[Candidate]:
         on[process.gpu][process.pid] = process
     shared = [list(its.values()) for its in on.values() if len(its) > len({one.program for one in its.values()})]
     orphans = {pid: row for pid, row in _orphans(case).items() if any(pid == one.pid for its in shared for one in its)}
-    told = _too_slow(case)
+    told = too_slow(case)
     yield from _stranger({gpu: list(its.values()) for gpu, its in on.items()}, told)
     if len(shared) > 1 and (told or orphans):
         title = f"{len(shared)} GPUs have the work of two processes of one program each"

@@ -6,13 +6,22 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from nccl_doctor.explain.readers import prefix, records
 from nccl_doctor.explain.readers.steps import LINE_LIMIT
 
 LOOKED_AT = 64 << 10  # bytes
 FEWEST = 3  # different times
-LARGEST = 16 << 20  # bytes: what is larger no service hands out in one piece, and is read as it stands
+LARGEST = 16 << 20  # bytes: what is larger is read as it stands, and never healthy
 _STAMP = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)")
+
+
+class Order(msgspec.Struct):
+    """What was found of a log's order: the ``numbers`` of its lines where it was turned, or that it is too ``large`` for it."""
+
+    numbers: list[int] = []
+    large: bool = False
 
 
 def stands_newest_first(head: bytes) -> bool:
@@ -39,19 +48,19 @@ def turned(content: bytes) -> tuple[bytes, list[int]]:
     return b"".join(lines[at] + b"\n" for at in order), [at + 1 for at in order]
 
 
-def oldest_first(blocks: Iterable[bytes], numbers: list[int]) -> Iterator[bytes]:
-    """The blocks of a log, each of whole lines, in the order of time; where they were turned, ``numbers`` gets the lines' own."""
+def oldest_first(blocks: Iterable[bytes], order: Order) -> Iterator[bytes]:
+    """The blocks of a log, each of whole lines, in the order of time, and in ``order`` how they stood."""
     stream = iter(blocks)
     first = next(stream, b"")
     if not stands_newest_first(first):
         return itertools.chain([first] if first else [], stream)
-    held = bytearray(first)
-    for block in stream:
+    held = bytearray()
+    for block in itertools.chain([first], stream):
         held += block
         if len(held) > LARGEST:
+            order.large = True
             return itertools.chain([bytes(held)], stream)
-    content, order = turned(bytes(held))
-    numbers += order
+    content, order.numbers = turned(bytes(held))
     return iter([content])
 
 

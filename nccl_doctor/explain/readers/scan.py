@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from nccl_doctor.explain import matcher
-from nccl_doctor.explain.model import LogSource, Role
+from nccl_doctor.explain.model import InputProblem, LogSource, Role
 from nccl_doctor.explain.readers import bystanders, content, prefix, records
 from nccl_doctor.explain.readers.kept import Kept, Said
-from nccl_doctor.explain.readers.newest_first import oldest_first
+from nccl_doctor.explain.readers.newest_first import LARGEST, Order, oldest_first
 from nccl_doctor.explain.readers.own_words import OwnWords, says_it_failed
 from nccl_doctor.explain.readers.plan import GENERIC, plan
 from nccl_doctor.explain.readers.steps import DIGITS, LINE_LIMIT, SAME_SHAPE, SAMPLE_ALL, Steps
@@ -364,14 +364,18 @@ def scan(source: LogSource) -> Summary:
     """Read a whole source."""
     scanner = Scanner(source)
     tail = b""
-    numbers: list[int] = []
+    order = Order()
     blocks = (block.replace(content.HARD_BLANK, b" ") for block in whole_lines(pieces_of(source)))
-    for block in joined(oldest_first(blocks, numbers)):
+    for block in joined(oldest_first(blocks, order)):
         scanner.feed(block, functools.partial(bytes, tail))
         tail = (tail + block)[-TAIL:] if len(block) < TAIL else block[-TAIL:]
     summary = scanner.finish(tail)
-    if numbers:
-        summary.turned[source.name] = numbers
+    if order.numbers:
+        summary.turned[source.name] = order.numbers
+    if order.large:
+        summary.backwards.append(source.name)
+        why = f"stands newest first and is larger than {LARGEST >> 20} MiB: sort it by time, oldest first"
+        summary.problems.append(InputProblem(source.name, why))
     return summary
 
 

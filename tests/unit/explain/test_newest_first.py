@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.explain.files import explain_paths
+from nccl_doctor.explain.model import Verdict
 from nccl_doctor.explain.readers import newest_first
-from nccl_doctor.explain.readers.newest_first import oldest_first, stands_newest_first, turned
+from nccl_doctor.explain.readers.newest_first import Order, oldest_first, stands_newest_first, turned
 from tests.unit.explain.test_cases import CASES, logs_of
 
 LINES = [
@@ -61,9 +62,9 @@ def test_a_record_keeps_its_lines_together() -> None:
     ],
 )
 def test_what_does_not_clearly_stand_so_is_left_as_it_is(lines: list[str]) -> None:
-    numbers: list[int] = []
-    assert b"".join(oldest_first([text(lines)] if lines else [], numbers)) == text(lines)
-    assert numbers == []
+    order = Order()
+    assert b"".join(oldest_first([text(lines)] if lines else [], order)) == text(lines)
+    assert order == Order()
 
 
 def test_clocks_that_differ_a_little_do_not_hide_the_order() -> None:
@@ -71,12 +72,15 @@ def test_clocks_that_differ_a_little_do_not_hide_the_order() -> None:
     assert stands_newest_first(text([f"2026-01-02 03:00:{time:02} host1 says {time}" for time in times]))
 
 
-def test_a_log_that_is_too_large_to_turn_is_read_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_too_large_to_turn_is_never_healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps = [f"2026-01-02T03:00:{at:02}.0Z step {at} | loss 2.{at}" for at in range(50)]
+    log = tmp_path / "steps.log"
+    log.write_bytes(text(steps[::-1]))
+    assert explain_paths([str(log)]).verdict is Verdict.HEALTHY
     monkeypatch.setattr(newest_first, "LARGEST", 100)
-    numbers: list[int] = []
-    blocks = [text(LINES[:3:-1]), text(LINES[3::-1])]
-    assert b"".join(oldest_first(blocks, numbers)) == text(LINES[::-1])
-    assert numbers == []
+    found = explain_paths([str(log)])
+    assert found.verdict is Verdict.UNDECIDED
+    assert "newest first" in found.problems[0].problem
 
 
 def test_no_labelled_log_is_taken_for_turned() -> None:
