@@ -226,7 +226,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
         elif not best:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"
-    if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
+    if case.has("recorder-dumped") and not case.summary.dumps:
+        yield f"give explain what the flight recorder wrote as well, of every rank: {_where_dumped(case)}"
+    elif case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 
 
@@ -250,6 +252,13 @@ def _record_again(torch: str) -> str:
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"
     told = settings(torch) if torch else f"{settings('2.8')} (before torch 2.8: {settings('2.6')})"
     return f"run again with {told}, and give the dumps to explain"
+
+
+def _where_dumped(case: Case) -> str:
+    """The files that the recorder says it wrote, but for the rank at the end; PyTorch's own place where it does not say."""
+    paths = (hit.groups.get("path", "").rstrip("0123456789. ") for hit in case.hits("recorder-dumped"))
+    told = next(filter(None, paths), "")
+    return f"{told}*" if told else "~/.cache/torch/comm_lib_trace_rank_* on its host, or where TORCH_FR_DUMP_TEMP_FILE says"
 
 
 def _named(ranks: str) -> str:

@@ -111,10 +111,11 @@ def consequences(case: Case, quoted: Iterable[Evidence]) -> tuple[Consequence, .
     told = {(item.source, item.line) for item in quoted}
     folded: dict[str, tuple[int, list[Hit]]] = {}
     for symptom in _folded(case):
-        hits = [hit for hit in case.hits(symptom.name) if place(hit) not in told]
+        seen = case.hits(symptom.name)
+        hits = [hit for hit in seen if place(hit) not in told]
         if hits:
             count, before = folded.get(symptom.fold, (0, []))
-            folded[symptom.fold] = (count + case.count(symptom.name), before + hits)
+            folded[symptom.fold] = (count + case.count(symptom.name) - (len(seen) - len(hits)), before + hits)
     found = [
         Consequence(
             phrase, count, quote(in_order(hits)[0]), tuple(sorted(ranks_of(hits))), tuple(sorted(hosts_of(hits)))

@@ -208,6 +208,7 @@ says(
     "No CUDA GPUs are available",
     "no CUDA-capable device is detected",
     "no GPUs found!",
+    "nccl2 requires at least one CUDA device",
     "Found no NVIDIA driver on your system",
     "No devices were found",
     "No CUDA runtime is found",

@@ -320,6 +320,7 @@ says(
     "destroy_process_group() was not called before program exit",
     "process group has NOT been destroyed",
     "NCCL communicator hasn't been destroyed",
+    "was not finalized before destruction",  # nccl2, the backend of PyTorch 2.15
     role=H,
     why="The program ended without destroy_process_group(). Harmless at the end of a run; after an error it only means that the error ended it.",
 )
