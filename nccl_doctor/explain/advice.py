@@ -258,7 +258,11 @@ def _where_dumped(case: Case) -> str:
     """The files that the recorder says it wrote, but for the rank at the end; PyTorch's own place where it does not say."""
     paths = (hit.groups.get("path", "").rstrip("0123456789. ") for hit in case.hits("recorder-dumped"))
     told = next(filter(None, paths), "")
-    return f"{told}*" if told else "~/.cache/torch/comm_lib_trace_rank_* on its host, or where TORCH_FR_DUMP_TEMP_FILE says"
+    return (
+        f"{told}*"
+        if told
+        else "~/.cache/torch/comm_lib_trace_rank_* on its host, or where TORCH_FR_DUMP_TEMP_FILE says"
+    )
 
 
 def _named(ranks: str) -> str:

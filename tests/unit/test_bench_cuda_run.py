@@ -49,7 +49,9 @@ def run(env: dict[str, str], **plan: Any) -> tuple[list[dict[str, Any]], Results
     return run_on([0], 2, env, **plan)
 
 
-def run_on(first: list[int], local_world: int, env: dict[str, str], **plan: Any) -> tuple[list[dict[str, Any]], Results]:
+def run_on(
+    first: list[int], local_world: int, env: dict[str, str], **plan: Any
+) -> tuple[list[dict[str, Any]], Results]:
     """Two ranks, over as many hosts as there are first ranks."""
     collector, port = Collector(2), free_port()
 
