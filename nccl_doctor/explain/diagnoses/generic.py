@@ -67,7 +67,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     ),
 )
 _SECONDARY = re.compile(
-    r"\[Proxy Service|Socket recv failed|\[Service thread\]|HINT:|commReclaim|abort|closed by remote peer",
+    r"\[Proxy Service|Socket recv failed|\[Service thread\]|commReclaim|abort|closed by remote peer",
     re.IGNORECASE,
 )
 

@@ -46,6 +46,14 @@ def is_typed(text: str) -> bool:
     return ("$ " in text or "# " in text) and _TYPED.search(text, 0, 200) is not None
 
 
+_HINT = re.compile(r"NCCL (?:INFO|WARN|ATTN) .{0,80}?HINT: ")
+
+
+def is_a_hint(text: str) -> bool:
+    """Whether a line is NCCL's guess (2.30.7 and later): the same few follow every error of a kind, whatever it was."""
+    return "HINT: " in text and _HINT.search(text) is not None
+
+
 _SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
 _COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
 MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event

@@ -310,6 +310,16 @@ says(
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",
 )
 says(
+    "nccl-hint",
+    "HINT: In many cases this",
+    "HINT: To confirm",
+    "HINT: Default value is",
+    "HINT: See https://docs.nvidia.com",
+    role=H,
+    why="NCCL's own guess, which follows every error of its kind (2.30.7 and later). It proves nothing, and sets no variable.",
+    where=lambda groups, line: "NCCL" in line,
+)
+says(
     "omp-threads",
     "Setting OMP_NUM_THREADS environment variable for each process to be 1",
     role=H,
