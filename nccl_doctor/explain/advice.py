@@ -165,6 +165,9 @@ _CRASHES = ("segfault", "crash-handler", "native-assertion", "native-check")
 _OF_CRASHES = ("sw.nccl-bug", "sw.library-conflict", "app.rank-exception")
 
 
+_TRIED_BY_NCCL = ("net.slow", "gpu.p2p", "ib.gdr")  # of NCCL_RUN_DIAGNOSTICS (2.31 and later)
+
+
 def _louder(case: Case, best: Cause) -> str:
     """How to run again so that who printed the candidate's lines says more; empty if it says all it can."""
     said = "\n".join(item.text for item in best.evidence)
@@ -214,6 +217,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         and _TRIALS[best.id] not in _set_here(case)
     ):
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
+    nccl = _oldest(case, "nccl")
+    if best and best.id in _TRIED_BY_NCCL and nccl and versions.at_least(versions.parse(nccl), "2.31"):
+        yield "run once with NCCL_RUN_DIAGNOSTICS=1: NCCL then tries every pair of GPUs and every adapter before the job begins"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if verdict is Verdict.UNDECIDED and (case.hang.only_began or (seen and not best)):
         if not (best and best.id in _SHOWN_BY_STACKS):
@@ -236,7 +242,7 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     """What would show that it is this cause."""
     if any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
         yield "nccl-doctor env recommend --hosts HOSTFILE"
-    yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
+    yield from (command for start, command in _NEXT.items() if best.playbook.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
         yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"

@@ -56,6 +56,12 @@ def hosts_of(hits: Iterable[Hit]) -> set[str]:
     return {hit.host for hit in hits if hit.host}
 
 
+def hosts_told(hits: Iterable[Hit]) -> set[str]:
+    """The hosts of which these lines speak, else those that speak."""
+    hits = list(hits)
+    return {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups} or hosts_of(hits)
+
+
 def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
     """The ranks and the hosts that these lines are known to come from."""
     return ranks_of(hits), hosts_of(hits)

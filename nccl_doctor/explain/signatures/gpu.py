@@ -15,6 +15,7 @@ NONE = re.compile(
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
+    "Xid {xid:int} detected {times} on host {node}. ",  # NCCL 2.31 and later, NCCL_RUN_RAS_DIAGNOSTICS=1
     "Xid (PCI:{pci}): {xid:int},",
     "Xid (PCI:{pci}): {xid:int} ",
     "Xid: {xid:int}",
@@ -40,6 +41,7 @@ says(
 )
 says(
     "sxid",
+    "SXid {xid:int} detected {times} on host {node}. ",  # NCCL 2.31 and later
     "SXid (PCI:{pci}): {xid:int}",
     "SXid {xid:int}",
     "nvidia-nvswitch{}: SXid",
