@@ -108,6 +108,7 @@ says(
     "windows-differ",
     "Elastic GIN: rank {rank:int} {what}all ranks must have identical segment configurations",
     "MemManager: Could not find matching handle info for ptr",
+    "Window registration capabilities disagree between rank {rank:int} and rank {other:int}",
     cause="app.collective-mismatch",
     strength=0.72,
     title="the ranks register or resume memory that does not fit together",
@@ -290,4 +291,20 @@ says(
     strength=0.55,
     title="rdma_topo finds the PCIe topology of rank(s) {list} unfit for GPUDirect RDMA",
     why="NVIDIA's rdma_topo, run by NCCL, tells of ACS, switches and IOMMU between GPU and adapter.",
+)
+says(
+    "work-request-stalls",
+    "NET/IB: WQE stall (no CQE): peer={peer} | local: qpn={qp} dev={device} port={port} {ids} stall_thr={limit} age={age:int}ns",
+    cause="ib.retry-exceeded",
+    strength=0.66,
+    title="what was sent to {peer} over {device} is not confirmed after {age} ns: the fabric does not deliver it",
+    why="NCCL_IB_WQE_LATENCY_REPORT (2.32): the peer's adapter confirms, whatever its process does; a lossy, paused or broken path does not.",
+)
+says(
+    "work-request-is-slow",
+    "NET/IB: WQE slow: peer={peer} | local: qpn={qp} dev={device} port={port} {ids} thr={limit}ns delta={age:int}ns",
+    cause="net.slow",
+    strength=0.5,
+    title="what was sent to {peer} over {device} was confirmed after {age} ns only",
+    why="NCCL_IB_WQE_LATENCY_REPORT (2.32): single ones are nothing; many on one adapter or towards one peer mean a congested or lossy path.",
 )

@@ -37,6 +37,7 @@ says(
 says(
     "nccl-mismatch",
     "Mismatched NCCL version detected",
+    "Mismatched NCCL git versions detected",
     "NCCL version mismatch",
     cause="sw.nccl-version-mismatch",
     strength=0.98,

@@ -20,6 +20,19 @@ PEER = "n1:1:9 [0] misc/socket.cc:484 NCCL WARN socketProgress: Connection close
 
 MESSAGES = [
     (
+        "ib.retry-exceeded",
+        "n1:1:9 [0] NCCL WARN NET/IB: WQE stall (no CQE): peer=10.0.0.2<41000> | local: qpn=91 dev=mlx5_3 port=1 lid=0 localGid=::ffff:10.0.0.1 "
+        "| remote: qpn=77 port=1 lid=0 remoteGid=::ffff:10.0.0.2 | stall_thr=5000000000ns age=9000000123ns inflight=12",
+    ),
+    (
+        "app.collective-mismatch",
+        "n1:1:9 [0] NCCL WARN Window registration capabilities disagree between rank 0 and rank 3\nncclInvalidArgument: Invalid value for an argument.",
+    ),
+    (
+        "sw.nccl-version-mismatch",
+        "n1:1:9 [0] NCCL WARN Mismatched NCCL git versions detected: rank 0 fingerprint 0x12ab34cd, rank 3 fingerprint 0x99ab34cd",
+    ),
+    (
         "net.mtu",
         "ping -M do -s 8972 10.0.0.2\nping: local error: message too long, mtu=1500\nWatchdog caught collective operation timeout",
     ),
