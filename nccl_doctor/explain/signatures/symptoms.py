@@ -55,6 +55,7 @@ says(
     "NCCL watchdog thread terminated with exception",
     "terminate called after throwing an instance of 'c10::DistBackendError'",
     "Aborting process on rank {rank:int} due to",  # nccl2
+    "Aborting process due to timeout",  # nccl2 of 2.14, also where the program itself asked for an abort
     role=S,
     fold="watchdog took the process down",
     why="Always follows an error or a time-out.",
