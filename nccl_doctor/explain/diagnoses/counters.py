@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.speed import too_slow
-from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.diagnoses.tables import cells, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
@@ -43,17 +42,17 @@ _MANY = 10_000
 def tcp_sends_again(case: Case) -> Iterable[Candidate]:
     """TCP sent one segment of a hundred, or more, again, and the hosts talk over TCP sockets: packets are lost, or come late."""
     for hits in by_file(case.hits("tcp-counters")).values():
-        sent = [(int(found[found.lastindex or 0]), hit) for hit in hits if (found := SENT.search(hit.text))]
-        for again, hit in (
-            (int(found[found.lastindex or 0]), hit) for hit in hits if (found := RESENT.search(hit.text))
-        ):
+        sent = [(_counted(found), hit) for hit in hits if (found := SENT.search(hit.text))]
+        for again, hit in [(_counted(found), hit) for hit in hits if (found := RESENT.search(hit.text))]:
             whole = max((number for number, one in sent if abs(one.line - hit.line) <= _NEXT), default=0)
             if again >= max(_MANY, _LOSS * whole) and whole:
-                told = [*case.sockets[:1], *_held_back(case)]
-                title = f"TCP sent {again} of {whole} segments again ({again / whole:.1%}): packets are lost"
-                strength = 0.6 if told else 0.46
-                yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+                yield _packets_lost(case, f"TCP sent {again} of {whole} segments again ({again / whole:.1%})", hit)
                 return
+
+
+def _counted(found: re.Match[str]) -> int:
+    """The number in whichever of a pattern's groups matched."""
+    return int(found[found.lastindex or 0])
 
 
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -67,38 +66,53 @@ def iperf_sends_again(case: Case) -> Iterable[Candidate]:
         amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
         lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
         if lost >= _LOSS:
-            told = [*case.sockets[:1], *_held_back(case)]
-            title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost"
-            strength = 0.6 if told else 0.46
-            yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+            title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again"
+            yield _packets_lost(case, title, hit)
             return
+
+
+def _packets_lost(case: Case, what: str, hit: Hit) -> Candidate:
+    told = [*case.sockets[:1], *_held_back(case)]
+    strength = 0.6 if told else 0.46
+    return Candidate("net.slow", strength, f"{what}: packets are lost", [hit, *told], hosts=hosts_of([hit]), slows=True)
 
 
 _GREW = 100  # frames between two looks
 _OF_FRAMES = 1e-5  # a good cable garbles none in a billion
 
 
+def _looks(hits: list[Hit], counter: re.Pattern[str]) -> Iterable[tuple[str, int, int, list[Hit]]]:
+    """Each counter of an interface that ``ethtool -S`` tells, with its first and last count and their lines."""
+    looks: dict[tuple[str, str, str], list[tuple[int, Hit]]] = {}
+    for hit in hits:
+        for name, count in counter.findall(hit.text):
+            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
+    for (*_, name), counts in looks.items():
+        (least, first), (most, last) = counts[0], counts[-1]
+        yield name, least, most, [last, first]
+
+
 @diagnosis
 def frames_are_garbled(case: Case) -> Iterable[Candidate]:
     """ethtool -S or ip -s link: an interface receives garbled frames: the count grows from one look to the next, is more than a few
     of a million frames, or is high and the job too slow. A count alone may be old."""
-    told, looks = [*case.sockets[:1], *_held_back(case)], dict[tuple[str, str, str], list[tuple[int, Hit]]]()
-    for hit in case.hits("garbled-frames"):
-        for name, count in GARBLED.findall(hit.text):
-            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
-    for (*_, name), counts in looks.items():
-        (least, first), (most, last) = counts[0], counts[-1]
-        grew = most - least
-        if grew >= _GREW or (most >= _MANY and _held_back(case)):
-            more = f"and {grew} more between two looks" if grew >= _GREW else "frames"
-            title = f"an interface received {least} garbled {'frames ' * (grew >= _GREW)}{more} ({name}): a bad cable or transceiver"
-            strength = 0.68 if grew >= _GREW else 0.6
-            yield Candidate("net.slow", strength, title, [last, first, *told], hosts=hosts_of([last]), slows=True)
+    slow = _held_back(case)
+    told = [*case.sockets[:1], *slow]
+    for name, least, most, hits in _looks(case.hits("garbled-frames"), GARBLED):
+        grew = most - least >= _GREW
+        if grew or (most >= _MANY and slow):
+            more = (
+                f"{least} garbled frames and {most - least} more between two looks"
+                if grew
+                else f"{most} garbled frames"
+            )
+            title = f"an interface received {more} ({name}): a bad cable or transceiver"
+            yield Candidate("net.slow", 0.68 if grew else 0.6, title, [*hits, *told], hosts=hosts_of(hits), slows=True)
             return
     for row in case.hits("interface-counts-rows"):
-        cells = [int(cell) for cell in row.text.split() if cell.isdigit()][-6:]
-        if len(cells) == 6 and cells[2] >= max(_MANY, _OF_FRAMES * cells[1]):
-            title = f"an interface received {cells[2]} of {cells[1]} frames garbled"
+        counts = [int(cell) for cell in row.text.split() if cell.isdigit()][-6:]
+        if len(counts) == 6 and counts[2] >= max(_MANY, _OF_FRAMES * counts[1]):
+            title = f"an interface received {counts[2]} of {counts[1]} frames garbled"
             strength = 0.6 if told else 0.46
             yield Candidate("net.slow", strength, title, [row, *told], hosts=hosts_of([row]), slows=True)
             return
@@ -111,17 +125,11 @@ _PAUSES = 100_000  # frames between two looks
 def paused_by_the_other_end(case: Case) -> Iterable[Candidate]:
     """ethtool -S: an interface is told to pause all the time: a switch, or a host behind it, takes packets too slowly. Which, the
     counters of the switch's ports tell. Some pauses are how RoCE works; counts alone may be old."""
-    looks: dict[tuple[str, str, str], list[tuple[int, Hit]]] = {}
-    for hit in case.hits("paused"):
-        for name, count in PAUSED.findall(hit.text):
-            looks.setdefault((hit.file, hit.host, name), []).append((int(count), hit))
-    for (*_, name), counts in looks.items():
-        (least, first), (most, last) = counts[0], counts[-1]
+    for name, least, most, hits in _looks(case.hits("paused"), PAUSED):
         if most - least >= _PAUSES:
             title = f"an interface was told to pause {most - least} times between two looks ({name}): packets are taken too slowly"
-            proof = [last, first, *_held_back(case)]
-            yield Candidate("net.slow", 0.46, title, proof, hosts=hosts_of([last]), slows=True)
-            yield Candidate("ib.retry-exceeded", 0.4, title, proof, slows=True)
+            strengths = {"net.slow": 0.46, "ib.retry-exceeded": 0.4}
+            yield from rivals(strengths, title, [*hits, *_held_back(case)], hosts=hosts_of(hits), slows=True)
             return
 
 
@@ -148,19 +156,15 @@ _FULL = 90.0  # percent of its rate
 def interface_is_full(case: Case) -> Iterable[Candidate]:
     """sar -n DEV: an interface is at its rate. It may be that of the data, and not that of the gradients; without a complaint it
     may be enough."""
-    headings = case.hits("interface-load")
-    for head in headings:
-        names = head.text.split()
-        for row in below(head, headings, case.hits("interface-load-rows")):
-            cells = dict(zip(names[::-1], row.text.split()[::-1], strict=False))
-            load, name = cells.get("%ifutil", ""), cells.get("IFACE", "")
-            if re.fullmatch(r"\d+\.\d+", load) and float(load) >= _FULL:
+    for head, rows in tables(case, "interface-load"):
+        for row in rows:
+            told = cells(head.text.split(), row.text.split())
+            load = number(told.get("%ifutil", ""))
+            if load >= _FULL:
                 slow = _held_back(case)
-                title = (
-                    f"the interface {name} is at {float(load):.0f} % of its rate ({cells.get('rxkB/s')} kB/s received)"
-                )
-                strength = 0.62 if slow else 0.46
+                title = f"the interface {told.get('IFACE')} is at {load:.0f} % of its rate ({told.get('rxkB/s')} kB/s received)"
                 proof = [row, head, *case.sockets[:1], *slow]
+                strength = 0.62 if slow else 0.46
                 yield Candidate("net.slow", strength, title, proof, hosts=hosts_of([row]), slows=True)
                 return
 
@@ -190,28 +194,23 @@ def port_with_one_lane(case: Case) -> Iterable[Candidate]:
 
 _ROW = re.compile(r"(?:^|\s)(\d+)((?:\s+(?:\d+\.\d+|N/A))+)\s*$")
 _HALF = 0.5
-_FEWEST = 4  # GPUs: of fewer, which one is odd cannot be told
 
 
 @diagnosis
 def gpu_copies_slowly(case: Case) -> Iterable[Candidate]:
     """nvbandwidth: what one GPU exchanges with the host, or with all other GPUs, is less than half of what the others do."""
-    headings = case.hits("copy-matrix")
-    for head in headings:
-        to_host, of_gpu = "CPU(row)" in head.text, dict[int, list[float]]()
-        rows = below(head, headings, case.hits("copy-matrix-rows"))
-        for found in filter(None, (_ROW.search(row.text) for row in rows)):
+    for head, rows in tables(case, "copy-matrix"):
+        to_host, best = "CPU(row)" in head.text, dict[int, float]()
+        measured = [(found, row) for row in rows if (found := _ROW.search(row.text))]
+        for found, _ in measured:
             for column, cell in enumerate(found[2].split()):
-                ends = {column} if to_host else {column, int(found[1])}
-                for gpu in ends if cell != "N/A" else ():
-                    of_gpu.setdefault(gpu, []).append(float(cell))
-        best = {gpu: max(speeds) for gpu, speeds in of_gpu.items()}
-        usual = statistics.median(best.values()) if len(best) >= _FEWEST else 0.0
-        slow = [gpu for gpu, speed in best.items() if speed < _HALF * usual]
+                for gpu in {column} if to_host else {column, int(found[1])}:
+                    best[gpu] = max(best.get(gpu, 0.0), number(cell))
+        slow, usual = far_below(best, _HALF)
         if slow:
             peers = "the host" if to_host else "other GPUs"
             title = f"GPU {slow[0]} exchanges {best[slow[0]]:g} GB/s with {peers}, the others {usual:g}"
-            proof = [head, *(row for row in rows if _ROW.search(row.text))]
+            proof = [head, *(row for _, row in measured)]
             yield Candidate("net.slow" if to_host else "gpu.nvlink", 0.68, title, proof[:6], hosts=hosts_of(proof))
             return
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
-from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, place, ranks_of, shortened
+from nccl_doctor.explain.diagnoses.tables import tables
+from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -30,10 +30,10 @@ def late_batches(case: Case) -> Iterable[Candidate]:
 
     Other parts differ between the stages of a pipeline by design, or are waiting themselves; batch-generator is neither.
     """
-    headings, rows = case.hits("timers-across-ranks"), case.hits("timers-across-ranks-rows")
+    headings = case.hits("timers-across-ranks")
     late = []
-    for heading in headings:
-        timed = [(found, hit) for hit in below(heading, headings, rows) if (found := _TIMER.search(hit.text))]
+    for _, rows in tables(case, "timers-across-ranks"):
+        timed = [(found, hit) for hit in rows if (found := _TIMER.search(hit.text))]
         whole = max((float(found[3]) for found, _ in timed), default=0.0)
         for found, hit in timed:
             least, most = float(found[2]), float(found[3])
@@ -294,3 +294,41 @@ def steps_wait_for_data(case: Case) -> Iterable[Candidate]:
         title = f"the steps consist of waiting for data: {shortened(waiting[-1].text, 110)}"
         causes = ("sys.clock-or-dns-or-fs", "app.dataloader-worker", "app.straggler-timeout", "sys.container")
         yield from rivals(falling(causes, 0.42, 0.02), title, waiting, slows=True)
+
+
+# Who waits for a late rank, for a slow link or for a wrong path says the same.
+_WAITED_FOR = ("net.slow", "app.straggler-timeout", "ib.gdr", "gpu.nvlink")
+
+
+@diagnosis
+def steps_are_communication(case: Case) -> Iterable[Candidate]:
+    """Steps tell that they consist of communication, and NCCL's network is not TCP sockets, or it is not told: who waits for
+    a late rank, for a slow link or for a wrong path says the same. The ranks' own times, and a benchmark, would tell."""
+    told = [] if case.sockets else case.communicating
+    if told:
+        title = f"the steps consist of communication, or of waiting in it: {shortened(told[-1].text, 110)}"
+        yield from rivals(falling(_WAITED_FOR, 0.42, 0.02), title, told[-4:], ranks_of(told))
+
+
+_PART = re.compile(r"\b([a-z][a-z_-]*): ?(\d+(?:\.\d+)?)")
+_EXCHANGE = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|grads-sync", re.IGNORECASE)
+_SECONDS = 5000.0  # ms: even large models exchange their gradients in less over any network made for it
+
+
+@diagnosis
+def step_of_waiting(case: Case) -> Iterable[Candidate]:
+    """A framework's own timers say that nearly all of a step, seconds of it, is exchange of gradients between hosts."""
+    slow = []
+    for hit in case.hits("step-timers"):
+        parts = {name: float(time) for name, time in _PART.findall(hit.text)}
+        exchange = max((time for name, time in parts.items() if _EXCHANGE.search(name)), default=0.0)
+        whole = max((time for name, time in parts.items() if not _EXCHANGE.search(name)), default=0.0)
+        if exchange > max(_SECONDS, _MOST * whole) and whole:
+            slow.append((exchange / 1000, hit))
+    worst, longest = max(slow, key=lambda pair: pair[0], default=(0.0, None))
+    if longest and case.between_hosts and not case.summary.tracebacks:
+        title = f"the exchange of gradients takes {worst:.0f} s of each step"
+        yield Candidate("net.slow", 0.58, title, [longest, *(hit for _, hit in slow[:3])], *speakers([longest]))
+    elif len(slow) >= _SOME:  # the first steps are slow anywhere
+        title = f"the exchange of gradients, or waiting in it, takes {worst:.1f} s of each step"
+        yield from rivals(falling(_WAITED_FOR, 0.42, 0.02), title, [hit for _, hit in slow[-4:]], slows=True)

@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.held_up import last_waited, starving
 from nccl_doctor.explain.diagnoses.speed import too_slow
-from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.diagnoses.tables import cells, number, tables
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
@@ -60,8 +60,7 @@ _OFTEN = 10.0  # reads a second
 
 def _nfs(case: Case, what: str) -> Iterable[Hit]:
     """nfsiostat's rows of reads, or of writes."""
-    headings, rows = case.hits("nfsiostat"), case.hits("nfsiostat-rows")
-    return (row for head in headings if what in head.text for row in below(head, headings, rows)[:1])
+    return (row for head, rows in tables(case, "nfsiostat") if what in head.text for row in rows[:1])
 
 
 @diagnosis
@@ -127,25 +126,14 @@ _SLOW_DISK = 50.0  # ms: a disk that has little to do needs ten, a flash memory 
 @diagnosis
 def disk_at_its_limit(case: Case) -> Iterable[Candidate]:
     """iostat -x: a disk that is read from is busy all the time, and a read takes long: it cannot give more."""
-    headings = case.hits("iostat")
-    for head in headings:
-        names = head.text.split()
-        for row in below(head, headings, case.hits("iostat-rows")):
-            cells = dict(zip(names[::-1], row.text.split()[::-1], strict=False))
-            reads, awaited, busy = (
-                _number(cells.get(name, "")) for name in ("r/s", "r_await" if "r_await" in cells else "await", "%util")
-            )
-            if reads >= 1 and busy >= _FULL and awaited >= _SLOW_DISK:
+    for head, rows in tables(case, "iostat"):
+        for row in rows:
+            told = {name: number(cell) for name, cell in cells(head.text.split(), row.text.split()).items()}
+            awaited, busy = told.get("r_await", told.get("await", 0.0)), told.get("%util", 0.0)
+            if told.get("r/s", 0.0) >= 1 and busy >= _FULL and awaited >= _SLOW_DISK:
                 title = f"a disk is busy in {busy:.0f} % of the time, and each read of it takes {awaited:.0f} ms"
                 yield Candidate(_FILES, 0.62, title, [row, head, *_held_up(case)], hosts=hosts_of([row]), slows=True)
                 return
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return 0.0
 
 
 _WAITING = 40.0  # percent of all cores' time
@@ -157,12 +145,12 @@ def cores_wait_for_disks(case: Case) -> Iterable[Candidate]:
     file system's own counters would tell."""
     told = [(float(hit.groups["waiting"]), hit) for hit in case.hits("iowait")]
     for hit in case.hits("avg-cpu-rows"):
-        cells = [_number(cell) for cell in hit.text.split()]
-        told += [(cells[3], hit)] if len(cells) == len(("user", "nice", "system", "iowait", "steal", "idle")) else []
-    if told and max(told, key=lambda each: each[0])[0] >= _WAITING:
-        waiting, hit = max(told, key=lambda each: each[0])
+        times = [number(cell) for cell in hit.text.split()]
+        told += [(times[3], hit)] if len(times) == len(("user", "nice", "system", "iowait", "steal", "idle")) else []
+    waiting, most = max(told, key=lambda each: each[0], default=(0.0, None))
+    if most and waiting >= _WAITING:
         title = f"the cores wait for disks or file systems in {waiting:.0f} % of their time"
-        yield Candidate(_FILES, 0.46, title, [hit, *_held_up(case)], hosts=hosts_of([hit]), slows=True)
+        yield Candidate(_FILES, 0.46, title, [most, *_held_up(case)], hosts=hosts_of([most]), slows=True)
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?$")

@@ -1,4 +1,4 @@
-"""Timers of each rank, and profiles: which rank the others wait for, and which part of its step makes it late."""
+"""What is told of each rank or GPU: which one the others wait for, and which part of its step makes it late."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
-from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import shortened
+from nccl_doctor.explain.diagnoses.gpu_listings import BUSY, HEATED, SLOW
+from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, tables
+from nccl_doctor.explain.lines import hosts_of, in_order, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
 from nccl_doctor.explain.readers.speakers import odd_files
+from nccl_doctor.explain.signatures.heat import HOT
 
 _SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*)(?: \.{2,64})?: *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
 _WAITS = re.compile(r"sync|reduce|gather|barrier|send|recv|optimizer")  # where a rank waits for others
-_FEWEST = 4  # ranks: of fewer, which one is odd cannot be told
 _LONGER = 1.4  # times as long as the middle rank
 _OF_A_STEP = 0.2
 _FEW = 0.25  # of the ranks
@@ -26,11 +27,10 @@ _Times = dict[str, dict[int, tuple[float, Hit]]]  # part of a step -> rank -> mi
 
 
 def _tables(case: Case) -> Iterable[_Times]:
-    headings = case.hits("timers-of-each-rank")
-    for head in headings:
+    for _, rows in tables(case, "timers-of-each-rank"):
         times: _Times = {}
         part = ""
-        for row in below(head, headings, case.hits("timers-of-each-rank-rows")):
+        for row in rows:
             if section := _SECTION.search(row.text):
                 part = section[1]
             elif part and (found := _OF_RANK.search(row.text)):
@@ -50,7 +50,7 @@ def _late(times: _Times) -> tuple[str, dict[int, tuple[float, Hit]], float] | No
             for rank, told in ranks.items()
             if told[0] >= _LONGER * usual and told[0] - usual >= _OF_A_STEP * whole
         }
-        if len(ranks) >= _FEWEST and 0 < len(late) <= _FEW * len(ranks) and not _WAITS.search(part):
+        if len(ranks) >= FEWEST and 0 < len(late) <= _FEW * len(ranks) and not _WAITS.search(part):
             parts.append((max(time for time, _ in late.values()) / max(usual, 1e-3), part, late, usual))
     return max(parts, key=lambda each: each[0])[1:] if parts else None
 
@@ -129,6 +129,66 @@ def _apart(told: dict[str, str], proof: list[Hit]) -> Iterable[Candidate]:
         strengths = _LATE_DATA if _DATA.search(name) else _LATE_GPU
     title = f"{who} tells {name} {its} where the others tell {others}"
     yield from rivals(strengths, title, proof, ranks, hosts, slows=True)
+
+
+_RATE = re.compile(r"(?:GPU|gpu|cuda|device)[ :#_]{0,2}(\d{1,3})\b(\D{1,60})(\d+(?:\.\d+)?) ?([TG]?FLOP|GB/s|MHz)")
+_FAR_BELOW = 0.6  # of what the others reach
+
+
+@diagnosis
+def one_device_behind(case: Case) -> Iterable[Candidate]:
+    """A program measured each GPU in the same way, and one reached far less than the others."""
+    told: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}
+    for hit in case.hits("device-rate"):
+        if found := _RATE.search(hit.text):
+            device, words, number, unit = found.groups()
+            told.setdefault((words, unit), {})[f"{hit.host}/{device}"] = float(number), hit
+    for (_, unit), devices in told.items():
+        slow, usual = far_below({device: rate for device, (rate, _) in devices.items()}, _FAR_BELOW)
+        if slow:
+            rate, hits = devices[slow[0]][0], [devices[device][1] for device in slow]
+            cause = "net.slow" if unit == "GB/s" else "gpu.thermal-power"
+            title = f"one GPU reaches {rate:g} {unit}, the others {usual:g}"
+            proof = [*hits, *(hit for _, hit in devices.values())][:8]
+            yield Candidate(cause, 0.7, title, proof, hosts=hosts_of(hits))
+
+
+_SPREAD = re.compile(r"(M[nx])(Rtt|Tmp|Utl|Clk|DRtt)/Rnk: (\d+(?:\.\d+)?)[a-zA-Z%]*/(\d{1,7})")
+_FEW_REPORTS = 3
+_WAITS_FOR_DATA = 0.3  # of a rank's time in a report: a loader that keeps up costs milliseconds
+
+
+@diagnosis
+def straggler_lines(case: Case) -> Iterable[Candidate]:
+    """Megatron's straggler detector tells the least and the most of all ranks' clocks, heat, load and times, and who has it.
+
+    Where all ranks are loaded, a GPU at half of another's clock holds all of them up, and so does a rank that waits for its data.
+    """
+    hits = in_order((*case.hits("megatron-straggler"), *case.lasts("megatron-straggler")))
+    reports = [(dict(_spread(hit)), hit) for hit in hits]
+    slow, hungry = [], []
+    for told, hit in reports:
+        (least, who), (most, _), (_, hottest) = (told.get(key, (0.0, "")) for key in ("MnClk", "MxClk", "MxTmp"))
+        busy = told.get("MnUtl", (0.0, ""))[0] >= BUSY
+        if busy and 0 < least < most * (HEATED if hottest == who and told["MxTmp"][0] >= HOT else SLOW):
+            slow.append((who, told, hit))
+        if told.get("MxDRtt", (0.0, ""))[0] > _WAITS_FOR_DATA * told.get("MxRtt", (1e18, ""))[0]:
+            hungry.append((told["MxDRtt"][1], told, hit))
+    if slow and slow[-1][2] is hits[-1]:  # and is so still
+        who, told, hit = slow[-1]
+        heat = f" and {told['MxTmp'][0]:.0f} C" if told.get("MxTmp", (0.0, ""))[1] == who else ""
+        title = f"rank {who}'s GPU runs at {told['MnClk'][0]:.0f} MHz{heat} under load, the fastest at {told['MxClk'][0]:.0f} MHz"
+        proof = [hit, *(one for _, _, one in slow)]
+        yield Candidate("gpu.thermal-power", 0.82, title, proof, {int(who)}, slows=True)
+    elif len(hungry) >= _FEW_REPORTS and len({who for who, _, _ in hungry}) == 1:
+        who, told, hit = hungry[-1]
+        title = f"rank {who} waits {told['MxDRtt'][0]:.0f} ms for its data, of {told['MxRtt'][0]:.0f} ms"
+        proof = [hit, *(one for _, _, one in hungry)]
+        yield Candidate("app.straggler-timeout", 0.6, title, proof, {int(who)}, slows=True)
+
+
+def _spread(hit: Hit) -> Iterable[tuple[str, tuple[float, str]]]:
+    return ((end + what, (float(number), rank)) for end, what, number, rank in _SPREAD.findall(hit.text))
 
 
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")

@@ -1,0 +1,180 @@
+"""The way that a job's data takes, where a faster one is there: settings that forbid it, plugins and interfaces."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
+from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
+
+# Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
+_NVLINK = 60.0
+_NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}  # level 1 (NVL) is that of NVLinks
+# Values with which NVLinks carry nothing, or a fraction: no peers, few thread blocks that copy, a protocol that sends a flag
+# with every four bytes.
+_SLOW_LINKS = {
+    **_NO_PEERS,
+    "NCCL_MAX_NCHANNELS": ("1", "2"),
+    "NCCL_MAX_CTAS": ("1", "2"),
+    "NCCL_PROTO": ("LL",),
+}
+_SXM = re.compile(r"SXM|HBM3\b")
+
+
+def _set_to(case: Case, values: dict[str, tuple[str, ...]]) -> list[Hit]:
+    """The lines that set one of these variables to one of these values."""
+    return [hit for name, some in values.items() if case.value(name) in some for hit in case.env[name]]
+
+
+@diagnosis
+def links_held_back(case: Case) -> Iterable[Candidate]:
+    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and a variable keeps them
+    from the speed of their links.
+
+    That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
+    that is fast shows that somebody compares on purpose.
+    """
+    forbidden = _set_to(case, _SLOW_LINKS)
+    linked = case.hits("nvls-available") or [
+        hit for hit in case.hits("gpu-model", "tests-device") if _SXM.search(hit.text)
+    ]
+    rows = slow_rows(case)
+    best = max(map(busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
+    if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
+        name = forbidden[0].groups["name"]
+        title = f"{name}={case.value(name)} keeps the GPUs of one host from the speed of their NVLinks: {best:.1f} GB/s bus bandwidth"
+        more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
+        proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
+        yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
+
+
+@diagnosis
+def adapters_forbidden(case: Case) -> Iterable[Candidate]:
+    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or
+    somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
+    forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
+    up = case.hits("adapter-up") or case.hits("adapters-told")
+    complaint = [*complaints(case), *case.communicating[-3:]]
+    several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
+    if forbidden and (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:
+        what = "RDMA adapters that are up" if up else "any RDMA adapter"
+        title = f"NCCL_IB_DISABLE=1 keeps NCCL from {what}: the nodes talk over TCP sockets"
+        proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
+        strength = 0.72 if complaint else 0.6
+        yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
+
+
+_NVLINKS = re.compile(r"\bNV\d")
+
+
+@diagnosis
+def peers_forbidden(case: Case) -> Iterable[Candidate]:
+    """A variable keeps the GPUs of one host from their peers, their data goes through host memory, and a matrix shows NVLinks."""
+    forbidden = _set_to(case, _NO_PEERS)
+    linked = [hit for hit in case.hits("topo-row") if _NVLINKS.search(hit.text)]
+    shared = case.hits("channel-shm")
+    if forbidden and linked and shared:
+        name = forbidden[0].groups["name"]
+        title = f"{name}={case.value(name)} keeps the GPUs from their NVLinks: their data goes through host memory"
+        proof = [*forbidden[:1], *linked[:1], *shared[:2]]
+        yield Candidate("env.bad-nccl-var", 0.62, title, proof, hosts=hosts_of(forbidden), slows=True)
+
+
+_TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
+_READABLE = 10.0  # tokens a second for each request: a reader's pace, which a model in one host leaves far behind
+
+
+@diagnosis
+def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
+    """vLLM spreads tensor parallelism over hosts, which exchange each layer's results over TCP sockets, and serves slowly.
+
+    Each token waits for two exchanges a layer: it is the delay of the network that counts. Pipeline parallelism between the
+    hosts needs one for each of them."""
+    spread, rates = case.hits("tensor-parallel-spread"), []
+    for hit in case.tail if spread and case.sockets else ():
+        found = _TOKENS.search(hit.text)
+        if found and int(found[2]):
+            rates.append((float(found[1]) / int(found[2]), hit))
+    if rates and max(rate for rate, _ in rates) < _READABLE:
+        title = f"tensor parallelism goes over TCP sockets between hosts: {rates[-1][0]:.1f} tokens/s for each request"
+        proof = [*spread[:1], *case.sockets[:2], *(hit for _, hit in rates[-2:]), *case.hits("link-speed")[:1]]
+        yield Candidate("net.slow", 0.66, title, proof)
+
+
+@diagnosis
+def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
+    """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, or instances, which have such adapters,
+    or in a job that is too slow. A small cloud machine has none."""
+    hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
+    several = case.between_hosts or len(hosts_of(hits)) > 1
+    ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
+    if hits and several and (complaint or case.has("efa-instance") or max(ranks, gpus_per_host(case)) >= 8):
+        title = "the plugin for libfabric found no adapter of its kind: the nodes talk over its provider of TCP"
+        proof = [*hits[:2], *complaint[:2], *case.hits("efa-instance", "channel-net")[:2]]
+        yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
+
+
+_GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of it
+
+
+@diagnosis
+def slow_interface(case: Case) -> Iterable[Candidate]:
+    """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that an interface has no more than gigabit Ethernet."""
+    used = {name for hit in case.hits("net-socket-using") for name in SOCKET_INTERFACE.findall(hit.text)}
+    told = [(hit, _asked_of(case, hit)) for hit in case.hits("link-speed")]
+    told = [(hit, interface) for hit, interface in told if not used or interface in {"", *used}]
+    speeds = [hit for hit, _ in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
+    fast = [pair for pair in told if "gigabits" in pair[0].groups or float(pair[0].groups.get("speed") or 0) > _GIGABIT]
+    if fast and not all(interface in used for _, interface in told):
+        return  # which of them the job uses is not told
+    sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
+    if speeds and (sockets or case.has("gloo-connected", "net-socket-using")):
+        title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
+        proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
+        yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
+
+
+_NAME = re.compile(r"^\s*([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: (\d{1,7})Mb/s)?\s*$")
+_SPEED_ALONE = re.compile(r"^\s*Speed: (\d{1,7})Mb/s\s*$")
+_MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
+
+
+@diagnosis
+def faster_interface_unused(case: Case) -> Iterable[Candidate]:
+    """Hosts talk over TCP sockets of an interface, and a loop of ethtool over all of them shows one that is many times as fast."""
+    used = {name for hit in case.hits("net-socket-using") for name in SOCKET_INTERFACE.findall(hit.text)}
+    speeds: dict[str, tuple[int, list[Hit]]] = {}
+    name, above = "", []
+    for row in case.hits("ethtool-loop-rows"):
+        text = prefix.parse(row.text).body.strip('" ')
+        found, alone = _NAME.match(text), _SPEED_ALONE.match(text)
+        told = (found[2] if found else None) or (alone[1] if alone else None)
+        if found:
+            name, above = found[1], [row]
+        if told and name:
+            speeds[name] = (int(told), [*above, row])
+    slow = [name for name in used if name in speeds]
+    fast = max(speeds, key=lambda name: speeds[name][0], default="")
+    if slow and case.sockets and speeds[fast][0] >= _MANY_TIMES * max(speeds[name][0] for name in slow):
+        title = f"the hosts talk over {slow[0]} ({speeds[slow[0]][0]} Mb/s), and {fast} has {speeds[fast][0]} Mb/s"
+        proof = [*case.hits("net-socket-using")[:1], *speeds[slow[0]][1], *speeds[fast][1]]
+        proof += case.env.get("NCCL_SOCKET_IFNAME", ())[:1]
+        yield Candidate("net.wrong-interface", 0.74, title, proof, hosts=hosts_of(case.sockets), slows=True)
+
+
+_ETHTOOL = 30  # lines: what it prints of an interface before the speed
+
+
+def _asked_of(case: Case, speed: Hit) -> str:
+    """The interface whose speed a line tells; empty where that is not told."""
+    asked = [
+        hit for hit in case.hits("ethtool-asked") if hit.file == speed.file and 0 < speed.line - hit.line <= _ETHTOOL
+    ]
+    return asked[-1].groups["interface"] if asked else ""
