@@ -121,60 +121,44 @@ def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.plugin", 0.72 if complaint else 0.62, title, proof, hosts=hosts_of(hits), slows=True)
 
 
-_GIGABIT = 1000  # Mb/s: a GPU's gradients of one step are worth many seconds of it
+_GIGABIT = 1000.0  # Mb/s: a GPU's gradients of one step are worth many seconds of it
+_MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
+_ETHTOOL = 30  # lines: what it prints of an interface before the speed
+_NAME = re.compile(r"^\s*(?:Settings for |.*\bethtool (?!\$))?([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: \d{1,7}Mb/s|\||$)")
+
+
+def _speeds(case: Case) -> Iterable[tuple[str, float, list[Hit]]]:
+    """The speeds of interfaces in Mb/s that ethtool or iperf told, with the interface, which the line or one above may name."""
+    name, head = "", None
+    for hit in case.hits("ethtool-asked", "ethtool-loop-rows", "link-speed"):
+        if hit.signature != "link-speed":
+            if found := _NAME.match(prefix.parse(hit.text).body.strip('" ')):
+                name, head = hit.groups.get("interface") or found[1], hit
+        elif told := hit.groups.get("speed") or hit.groups.get("gigabits"):
+            named = head and head.file == hit.file and 0 <= hit.line - head.line <= _ETHTOOL
+            speed = float(told) * (1000 if "gigabits" in hit.groups else 1)
+            yield name if named else "", speed, [head, hit] if head and named else [hit]
 
 
 @diagnosis
 def slow_interface(case: Case) -> Iterable[Candidate]:
-    """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that an interface has no more than gigabit Ethernet."""
-    used = {name for hit in case.hits("net-socket-using") for name in SOCKET_INTERFACE.findall(hit.text)}
-    told = [(hit, _asked_of(case, hit)) for hit in case.hits("link-speed")]
-    told = [(hit, interface) for hit, interface in told if not used or interface in {"", *used}]
-    speeds = [hit for hit, _ in told if 0 < float(hit.groups.get("speed") or 0) <= _GIGABIT]
-    fast = [pair for pair in told if "gigabits" in pair[0].groups or float(pair[0].groups.get("speed") or 0) > _GIGABIT]
-    if fast and not all(interface in used for _, interface in told):
-        return  # which of them the job uses is not told
+    """Hosts talk over TCP sockets, and somebody looked up (ethtool, iperf) that the interface has no more than gigabit Ethernet, or
+    that another one is many times as fast."""
+    told, using = list(_speeds(case)), case.hits("net-socket-using")
+    used = {name for hit in using for name in SOCKET_INTERFACE.findall(hit.text)}
+    own = [each for each in told if not used or each[0] in {"", *used}]
+    slow = [(speed, hits) for _, speed, hits in own if 0 < speed <= _GIGABIT]
+    unclear = len(slow) < len(own) and not all(name in used for name, _, _ in own)  # which of them the job uses
+    name, most, best = max(
+        (each for each in told if each[0] not in {"", *used}), default=("", 0.0, []), key=lambda each: each[1]
+    )
+    usual = max(((speed, name, hits) for name, speed, hits in told if name in used), default=None)
     sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
-    if speeds and (sockets or case.has("gloo-connected", "net-socket-using")):
-        title = f"the hosts talk over an interface of {speeds[0].groups['speed']} Mb/s"
-        proof = [*speeds[:2], *sockets[:2], *case.hits("net-socket-using")[:2]]
-        yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
-
-
-_NAME = re.compile(r"^\s*([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: (\d{1,7})Mb/s)?\s*$")
-_SPEED_ALONE = re.compile(r"^\s*Speed: (\d{1,7})Mb/s\s*$")
-_MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
-
-
-@diagnosis
-def faster_interface_unused(case: Case) -> Iterable[Candidate]:
-    """Hosts talk over TCP sockets of an interface, and a loop of ethtool over all of them shows one that is many times as fast."""
-    used = {name for hit in case.hits("net-socket-using") for name in SOCKET_INTERFACE.findall(hit.text)}
-    speeds: dict[str, tuple[int, list[Hit]]] = {}
-    name, above = "", []
-    for row in case.hits("ethtool-loop-rows"):
-        text = prefix.parse(row.text).body.strip('" ')
-        found, alone = _NAME.match(text), _SPEED_ALONE.match(text)
-        told = (found[2] if found else None) or (alone[1] if alone else None)
-        if found:
-            name, above = found[1], [row]
-        if told and name:
-            speeds[name] = (int(told), [*above, row])
-    slow = [name for name in used if name in speeds]
-    fast = max(speeds, key=lambda name: speeds[name][0], default="")
-    if slow and case.sockets and speeds[fast][0] >= _MANY_TIMES * max(speeds[name][0] for name in slow):
-        title = f"the hosts talk over {slow[0]} ({speeds[slow[0]][0]} Mb/s), and {fast} has {speeds[fast][0]} Mb/s"
-        proof = [*case.hits("net-socket-using")[:1], *speeds[slow[0]][1], *speeds[fast][1]]
-        proof += case.env.get("NCCL_SOCKET_IFNAME", ())[:1]
+    if usual and case.sockets and most >= _MANY_TIMES * usual[0]:
+        title = f"the hosts talk over {usual[1]} ({usual[0]:.0f} Mb/s), and {name} has {most:.0f} Mb/s"
+        proof = [*using[:1], *usual[2], *best, *case.env.get("NCCL_SOCKET_IFNAME", ())[:1]]
         yield Candidate("net.wrong-interface", 0.74, title, proof, hosts=hosts_of(case.sockets), slows=True)
-
-
-_ETHTOOL = 30  # lines: what it prints of an interface before the speed
-
-
-def _asked_of(case: Case, speed: Hit) -> str:
-    """The interface whose speed a line tells; empty where that is not told."""
-    asked = [
-        hit for hit in case.hits("ethtool-asked") if hit.file == speed.file and 0 < speed.line - hit.line <= _ETHTOOL
-    ]
-    return asked[-1].groups["interface"] if asked else ""
+    elif slow and not unclear and (sockets or using or case.has("gloo-connected")):
+        title = f"the hosts talk over an interface of {slow[0][0]:.0f} Mb/s"
+        proof = [*(hit for _, hits in slow[:2] for hit in hits[-1:]), *sockets[:2], *using[:2]]
+        yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
