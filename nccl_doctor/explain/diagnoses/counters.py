@@ -38,43 +38,42 @@ _LOSS = 0.01  # of the segments: a local network loses one in a hundred thousand
 _MANY = 10_000
 
 
-@diagnosis
-def tcp_sends_again(case: Case) -> Iterable[Candidate]:
-    """TCP sent one segment of a hundred, or more, again, and the hosts talk over TCP sockets: packets are lost, or come late."""
+def _counted(found: re.Match[str]) -> int:
+    """The number in whichever of a pattern's groups matched."""
+    return int(found[found.lastindex or 0])
+
+
+def _by_counters(case: Case) -> Iterable[tuple[str, Hit]]:
+    """nstat, netstat, ss: what TCP sent again, of what it sent by a line beside."""
     for hits in by_file(case.hits("tcp-counters")).values():
         sent = [(_counted(found), hit) for hit in hits if (found := SENT.search(hit.text))]
         for again, hit in [(_counted(found), hit) for hit in hits if (found := RESENT.search(hit.text))]:
             whole = max((number for number, one in sent if abs(one.line - hit.line) <= _NEXT), default=0)
             if again >= max(_MANY, _LOSS * whole) and whole:
-                yield _packets_lost(case, f"TCP sent {again} of {whole} segments again ({again / whole:.1%})", hit)
-                return
-
-
-def _counted(found: re.Match[str]) -> int:
-    """The number in whichever of a pattern's groups matched."""
-    return int(found[found.lastindex or 0])
+                yield f"TCP sent {again} of {whole} segments again ({again / whole:.1%})", hit
 
 
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SEGMENT = 1448  # bytes: larger ones are fewer, and then the part that was lost is larger
 
 
-@diagnosis
-def iperf_sends_again(case: Case) -> Iterable[Candidate]:
-    """iperf3: one segment of a hundred, or more, was sent again: packets are lost between these hosts."""
+def _by_iperf(case: Case) -> Iterable[tuple[str, Hit]]:
     for hit in case.hits("iperf-sender"):
         amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
         lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
         if lost >= _LOSS:
-            title = f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again"
-            yield _packets_lost(case, title, hit)
-            return
+            yield f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again", hit
 
 
-def _packets_lost(case: Case, what: str, hit: Hit) -> Candidate:
-    told = [*case.sockets[:1], *_held_back(case)]
-    strength = 0.6 if told else 0.46
-    return Candidate("net.slow", strength, f"{what}: packets are lost", [hit, *told], hosts=hosts_of([hit]), slows=True)
+@diagnosis
+def tcp_sends_again(case: Case) -> Iterable[Candidate]:
+    """TCP sent one segment of a hundred, or more, again: packets are lost between these hosts, or come late. Where nothing shows that
+    the hosts talk over TCP sockets, or that it is too slow, that may be another network's."""
+    for what, hit in (*_by_iperf(case), *_by_counters(case)):
+        told = [*case.sockets[:1], *_held_back(case)]
+        strength, title = 0.6 if told else 0.46, f"{what}: packets are lost"
+        yield Candidate("net.slow", strength, title, [hit, *told], hosts=hosts_of([hit]), slows=True)
+        return
 
 
 _GREW = 100  # frames between two looks

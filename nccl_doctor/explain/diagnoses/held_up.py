@@ -11,7 +11,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
 from nccl_doctor.explain.diagnoses.tables import tables
-from nccl_doctor.explain.lines import by_file, hosts_of, in_order, just_below, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import by_file, in_order, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -206,43 +206,6 @@ def _retries(hit: Hit) -> int:
     return int(found[1]) if found else 0
 
 
-_THROTTLED = 0.5  # of its periods: a quota that only cuts peaks throttles few
-_PERIODS = 100
-
-
-@diagnosis
-def cpu_quota(case: Case) -> Iterable[Candidate]:
-    """cpu.stat of a container: in most of the periods its processes had used up the CPU quota, and stood still for the rest."""
-    for hit in case.hits("cpu-throttled"):
-        periods = [one for one in case.hits("cpu-periods") if just_below(hit, one, 2)]
-        total, held = (int(periods[-1].groups["periods"]) if periods else 0), int(hit.groups["throttled"])
-        if total >= _PERIODS and held >= _THROTTLED * total:
-            title = f"the container's CPU quota was used up in {held} of {total} periods: its processes are throttled"
-            yield Candidate("sys.container", 0.76, title, [hit, *periods[-1:]], hosts=hosts_of([hit]), slows=True)
-            return
-
-
-_SWAPPED = 10_000  # KiB/s both ways, as vmstat counts: what is written is needed again
-_VMSTAT = re.compile(r"(?<!\S)(?:\d+ +){6}(\d+) +(\d+)(?: +\d+){8,10}\s*$")  # r b swpd free buff cache si so ...
-_SIZE = re.compile(r"(?:Mem|Swap):\s")
-
-
-@diagnosis
-def host_swaps(case: Case) -> Iterable[Candidate]:
-    """vmstat: memory is read from swap and written to it at the same time, more than ten megabytes a second: what the
-    processes work with does not fit into the host."""
-    busy = []
-    for hit in case.hits("vmstat-rows"):
-        found = _VMSTAT.search(hit.text)
-        if found and min(int(found[1]), int(found[2])) >= _SWAPPED:
-            busy.append((int(found[1]), hit))
-    if len(busy) > 1:  # one may be the mean since the host was started
-        sizes = [hit for hit in case.hits("free-rows") if _SIZE.search(hit.text)]
-        most = max(read for read, _ in busy)
-        title = f"the host swaps: {most // 1000} MB/s are read back from swap while as much is written to it"
-        yield Candidate("sys.host-oom", 0.76, title, [*(hit for _, hit in busy), *sizes], slows=True)
-
-
 _STEP = re.compile(r"(?<!\w)(?:step_|batch_|iter_)?[tT]ime\W{1,4}(\d+(?:\.\d+)?)")
 _DATA = re.compile(r"(?<!\w)(?:data_time|[dD]ata)\W{1,4}(\d+(?:\.\d+)?)")
 _MOST = 0.7  # of a step
@@ -266,24 +229,43 @@ def last_waited(case: Case) -> list[Hit]:
     return [hit for waited, hit in _data_times(case)[-1:] if waited]
 
 
+_PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")
+_CELLS = re.compile(r"\|\s*(\d+(?:\.\d+)?)\s*\|\s*(\d+)\s*\|\s*(\d+(?:\.\d+)?)\s*\|\s*(\d+(?:\.\d+)?)\s*\|?\s*$")
+_HALF = 50.0  # percent: a loader that keeps up has the next batch ready
+_FEW_CALLS = 10
+
+
+def _profiled(case: Case) -> list[Hit]:
+    """The rows of a profile (Lightning's simple profiler, torch.profiler) in which the loop waited for its next batch in half of
+    the time and more, the longest first."""
+    told = []
+    for hit in case.hits("data-share"):
+        cells, percent = _CELLS.search(hit.text), _PERCENT.search(hit.text)
+        share = float(cells[4]) if cells else float(percent[1]) if percent else 0.0
+        if share >= _HALF and (not cells or int(cells[2]) >= _FEW_CALLS):
+            told.append((-share, place(hit), hit))
+    return [hit for _, _, hit in sorted(told)]
+
+
 def starving(case: Case) -> list[Hit]:
-    """The last steps that tell of waiting for data most of their time, or many times as long as at first."""
+    """The last steps that tell of waiting for data most of their time, or many times as long as at first; or a profile's rows."""
     told = _data_times(case)
     last = [hit for waited, hit in told[-_SOME:] if waited]
     if len(last) == _SOME < len(told):  # the first steps are slow anywhere
         return last
     waits = case.hits("data-wait")
     seconds = [float(hit.groups["seconds"]) for hit in waits]
-    if len(waits) < 2 * _SOME:
-        return []
-    before = statistics.median(seconds[:_SOME])
-    return waits[-_SOME:] if min(seconds[-_SOME:]) >= max(_SECOND, _MUCH_LONGER * before) else []
+    if len(waits) >= 2 * _SOME and min(seconds[-_SOME:]) >= max(
+        _SECOND, _MUCH_LONGER * statistics.median(seconds[:_SOME])
+    ):
+        return waits[-_SOME:]
+    return _profiled(case)
 
 
 @diagnosis
 def steps_wait_for_data(case: Case) -> Iterable[Candidate]:
-    """Steps tell that they consist of waiting for the next batch: the file system or object store, the host's cores, or a
-    loader with few workers. What the store answers, and what the cores do, would tell."""
+    """Steps, or a profile, tell that they consist of waiting for the next batch: the file system or object store, the host's cores,
+    or a loader with few workers. What the store answers, and what the cores do, would tell."""
     waiting = starving(case)
     store = case.hits("store-throttles")
     if store and (waiting or case.has(PACE_LEFT)):

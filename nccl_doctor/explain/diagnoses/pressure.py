@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.held_up import last_waited, starving
 from nccl_doctor.explain.diagnoses.speed import too_slow
 from nccl_doctor.explain.diagnoses.tables import cells, number, tables
-from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.lines import hosts_of, just_below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, SAVED, TOP_MEMORY, TOP_SWAP
@@ -21,8 +21,7 @@ _FILES, _CPUS = "sys.clock-or-dns-or-fs", "sys.container"
 
 def _held_up(case: Case) -> list[Hit]:
     """The lines that say that the job is too slow, or that its steps wait for data."""
-    waits = starving(case)[-1:] or last_waited(case)
-    return [*too_slow(case), *waits, *case.hits("data-share")[:1]]
+    return [*too_slow(case), *(starving(case)[-1:] or last_waited(case))]
 
 
 # Resource -> "full" (all tasks wait, and nothing runs) or "some", from which percentage of a minute on, cause, what it says. Of
@@ -267,3 +266,40 @@ def hosts_are_far_apart(case: Case) -> Iterable[Candidate]:
             title = f"an answer of the other host takes {usual:.1f} ms: each step of a ring waits as long"
             yield Candidate("net.slow", 0.6, title, [hit, *case.sockets[:1], *told], slows=True)
             return
+
+
+_THROTTLED = 0.5  # of its periods: a quota that only cuts peaks throttles few
+_PERIODS = 100
+
+
+@diagnosis
+def cpu_quota(case: Case) -> Iterable[Candidate]:
+    """cpu.stat of a container: in most of the periods its processes had used up the CPU quota, and stood still for the rest."""
+    for hit in case.hits("cpu-throttled"):
+        periods = [one for one in case.hits("cpu-periods") if just_below(hit, one, 2)]
+        total, held = (int(periods[-1].groups["periods"]) if periods else 0), int(hit.groups["throttled"])
+        if total >= _PERIODS and held >= _THROTTLED * total:
+            title = f"the container's CPU quota was used up in {held} of {total} periods: its processes are throttled"
+            yield Candidate("sys.container", 0.76, title, [hit, *periods[-1:]], hosts=hosts_of([hit]), slows=True)
+            return
+
+
+_SWAPPED = 10_000  # KiB/s both ways, as vmstat counts: what is written is needed again
+_VMSTAT = re.compile(r"(?<!\S)(?:\d+ +){6}(\d+) +(\d+)(?: +\d+){8,10}\s*$")  # r b swpd free buff cache si so ...
+_SIZE = re.compile(r"(?:Mem|Swap):\s")
+
+
+@diagnosis
+def host_swaps(case: Case) -> Iterable[Candidate]:
+    """vmstat: memory is read from swap and written to it at the same time, more than ten megabytes a second: what the
+    processes work with does not fit into the host."""
+    busy = []
+    for hit in case.hits("vmstat-rows"):
+        found = _VMSTAT.search(hit.text)
+        if found and min(int(found[1]), int(found[2])) >= _SWAPPED:
+            busy.append((int(found[1]), hit))
+    if len(busy) > 1:  # one may be the mean since the host was started
+        sizes = [hit for hit in case.hits("free-rows") if _SIZE.search(hit.text)]
+        most = max(read for read, _ in busy)
+        title = f"the host swaps: {most // 1000} MB/s are read back from swap while as much is written to it"
+        yield Candidate("sys.host-oom", 0.76, title, [*(hit for _, hit in busy), *sizes], slows=True)

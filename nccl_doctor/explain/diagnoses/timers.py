@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.gpu_listings import BUSY, HEATED, SLOW
 from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, tables
-from nccl_doctor.explain.lines import hosts_of, in_order, shortened
+from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
 from nccl_doctor.explain.readers.speakers import odd_files
@@ -189,26 +189,3 @@ def straggler_lines(case: Case) -> Iterable[Candidate]:
 
 def _spread(hit: Hit) -> Iterable[tuple[str, tuple[float, str]]]:
     return ((end + what, (float(number), rank)) for end, what, number, rank in _SPREAD.findall(hit.text))
-
-
-_PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d{1,3})?) ?(?:%|\|?\s*$)")
-_CELLS = re.compile(r"\|\s*(\d+(?:\.\d+)?)\s*\|\s*(\d+)\s*\|\s*(\d+(?:\.\d+)?)\s*\|\s*(\d+(?:\.\d+)?)\s*\|?\s*$")
-_HALF = 50.0  # percent: a loader that keeps up has the next batch ready
-_CALLS = 10
-
-
-@diagnosis
-def profile_of_waiting_for_data(case: Case) -> Iterable[Candidate]:
-    """A profile (Lightning's simple profiler, torch.profiler) says that the loop waited for its next batch in half of the time and
-    more: the file system or object store, the host's cores, or a loader with few workers."""
-    told = []
-    for hit in case.hits("data-share"):
-        cells, percent = _CELLS.search(hit.text), _PERCENT.search(hit.text)
-        share = float(cells[4]) if cells else float(percent[1]) if percent else 0.0
-        if share >= _HALF and (not cells or int(cells[2]) >= _CALLS):
-            told.append((share, hit))
-    if told:
-        share, hit = max(told, key=lambda pair: pair[0])
-        title = f"the loop waits for its next batch in {share:.0f} % of the time: {shortened(hit.text.strip(), 80)}"
-        causes = ("app.straggler-timeout", "sys.clock-or-dns-or-fs", "app.dataloader-worker", "sys.container")
-        yield from rivals(falling(causes, 0.44, 0.02), title, [hit for _, hit in told[:4]], slows=True)
