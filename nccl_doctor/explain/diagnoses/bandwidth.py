@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
 from nccl_doctor.explain.lines import hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -100,7 +100,7 @@ _TUNNEL = re.compile(r"tailscale|wg\d|zt\w|tun\d|tap\d|utun|ppp\d|nebula|netmake
 
 
 def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidate]:
-    complaint = [*complaints(case), *case.communicating[-3:]]
+    complaint = communication_complaints(case)
     eight = gpus_per_host(case) >= 8
     proof = [*case.hits("net-socket-using")[:2], *case.sockets[:2], *rows[-2:], *complaint[:2]]
     proof += case.hits("no-net-plugin")[:1]  # without which NCCL does not use a cloud's adapters
@@ -221,12 +221,8 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
     if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
         told = sorted(named, key=lambda hit: hit.signature != "env-echo")
         title = f"NCCL_IB_HCA leaves NCCL {len(used)} of {len(up)} adapters, for {gpus} GPUs of a host"
-        yield Candidate(
-            "net.slow",
-            0.62,
-            title,
-            [*told[:2], *case.hits("net-ib-using")[:1], *listed[:4], *rows[-2:]],
-        )
+        proof = [*told[:2], *case.hits("net-ib-using")[:1], *listed[:4], *rows[-2:]]
+        yield Candidate("net.slow", 0.62, title, proof)
     elif named and rows and case.between_hosts and gpus >= _EIGHT and 0 < len(used) * _FEW < gpus:
         rate = min(_rails(case), default=0.0) / 8 * len(used)
         if max(map(busbw, rows)) <= _AS_ONE * rate:
@@ -248,12 +244,12 @@ def peermem(case: Case) -> Iterable[Candidate]:
     complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
     if hits and verbs and (low or complaint) and (rows or complaint):
-        told = (
-            f"{best:.0f} of the {carried:.0f} GB/s that {'the' if listed else 'such servers have'} adapters carry"
-            if low and carried
-            else ""
-        )
-        title = f"GPUDirect RDMA is disabled: {told or 'all traffic goes through host memory'}"
+        told = "all traffic goes through host memory"
+        if low and carried:
+            told = (
+                f"{best:.0f} of the {carried:.0f} GB/s that {'the' if listed else 'such servers have'} adapters carry"
+            )
+        title = f"GPUDirect RDMA is disabled: {told}"
         yield Candidate("ib.gdr", 0.66, title, [*hits, *rows[-2:], *complaint[:2]])
 
 
@@ -264,15 +260,13 @@ def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
     used, lacking = hosts_of(case.hits("channel-gdr")), case.hits("gdr-disabled")
     received = [hit for hit in case.hits("channel-net") if "[receive] via NET/IB" in hit.text]
     with_it = hosts_of(hit for hit in received if "/GDRDMA" in hit.text)
-    odd = (
-        (hosts_of(lacking) & hosts_of(case.hits("channel-net"))) | (hosts_of(received) - with_it if with_it else set())
-    ) - used
+    without = hosts_of(received) - with_it if with_it else set()
+    odd = (hosts_of(lacking) & hosts_of(case.hits("channel-net")) | without) - used
     if used and odd:
         proof = [hit for hit in (*lacking, *received) if hit.host in odd]
         complaint = complaints(case)
-        where = f" on {shortened(', '.join(sorted(odd)), 60)}" * (
-            len(odd) > 1
-        )  # of one the sentence begins with its name
+        # Of one host the sentence begins with its name.
+        where = f" on {shortened(', '.join(sorted(odd)), 60)}" if len(odd) > 1 else ""
         title = f"GPUDirect RDMA is not used{where}, and on the other hosts it is"
         strength = 0.7 if complaint or slow_rows(case) else 0.56
         yield Candidate("ib.gdr", strength, title, [*proof, *case.hits("channel-gdr")[:1], *complaint[:2]], hosts=odd)
@@ -296,7 +290,7 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
         yield Candidate("ib.gdr", 0.5, title, far)
 
 
-_RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])(i?)(B/s|Bps|bit/s)")
+_RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])i?(B/s|Bps|bit/s)")
 _PREFIX = {"K": 1e-3, "M": 1.0, "G": 1e3}
 _TIMED = re.compile(r"(\d{7,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
 _COLLECTIVE = re.compile(r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", re.I)
@@ -308,14 +302,12 @@ _GIGABIT_ETHERNET, _LESS = 130.0, 50.0  # MB/s: what it carries, and what proves
 
 def _rates(hit: Hit) -> list[float]:
     """The rates in MB/s that a line tells, or by its bytes and milliseconds; small messages take as long as large ones."""
-    timed = [float(size) / 1000 / float(time) for size, time in _TIMED.findall(hit.text) if float(time)]
-    bits = {"bit/s": 0.125}
-    told = [
-        float(number) * _PREFIX[prefix] * (1.05 if binary else 1.0) * bits.get(unit, 1.0)
-        for number, prefix, binary, unit in _RATE.findall(hit.text)
-        if _COLLECTIVE.search(hit.text) and not _TRANSFER.search(hit.text)
-    ]
-    return timed or told
+    if timed := [float(size) / 1000 / float(time) for size, time in _TIMED.findall(hit.text) if float(time)]:
+        return timed
+    if _TRANSFER.search(hit.text) or not _COLLECTIVE.search(hit.text):
+        return []
+    told = _RATE.findall(hit.text)
+    return [float(number) * _PREFIX[prefix] * (0.125 if unit == "bit/s" else 1.0) for number, prefix, unit in told]
 
 
 @diagnosis

@@ -243,8 +243,8 @@ def _profiled(case: Case) -> list[Hit]:
         cells, percent = _CELLS.search(hit.text), _PERCENT.search(hit.text)
         share = float(cells[4]) if cells else float(percent[1]) if percent else 0.0
         if share >= _HALF and (not cells or int(cells[2]) >= _FEW_CALLS):
-            told.append((-share, place(hit), hit))
-    return [hit for _, _, hit in sorted(told)]
+            told.append((share, hit))
+    return [hit for _, hit in sorted(told, key=lambda pair: -pair[0])]
 
 
 def starving(case: Case) -> list[Hit]:

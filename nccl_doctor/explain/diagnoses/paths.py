@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import communication_complaints
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
@@ -17,15 +17,10 @@ from nccl_doctor.explain.readers import prefix
 # Bus bandwidth in GB/s: less than half of what eight GPUs on NVSwitches reach since the first of them (V100, 130 GB/s).
 _NVLINK = 60.0
 _NO_PEERS = {"NCCL_P2P_DISABLE": ("1",), "NCCL_P2P_LEVEL": ("LOC", "0")}  # level 1 (NVL) is that of NVLinks
-# Values with which NVLinks carry nothing, or a fraction: no peers, few thread blocks that copy, a protocol that sends a flag
-# with every four bytes.
-_SLOW_LINKS = {
-    **_NO_PEERS,
-    "NCCL_MAX_NCHANNELS": ("1", "2"),
-    "NCCL_MAX_CTAS": ("1", "2"),
-    "NCCL_PROTO": ("LL",),
-}
+# Few thread blocks that copy, a protocol that sends a flag with every four bytes: then NVLinks carry a fraction.
+_SLOW_LINKS = {"NCCL_MAX_NCHANNELS": ("1", "2"), "NCCL_MAX_CTAS": ("1", "2"), "NCCL_PROTO": ("LL",)}
 _SXM = re.compile(r"SXM|HBM3\b")
+_NVLINKS = re.compile(r"\bNV\d")
 
 
 def _set_to(case: Case, values: dict[str, tuple[str, ...]]) -> list[Hit]:
@@ -35,24 +30,34 @@ def _set_to(case: Case, values: dict[str, tuple[str, ...]]) -> list[Hit]:
 
 @diagnosis
 def links_held_back(case: Case) -> Iterable[Candidate]:
-    """nccl-tests on one host, whose GPUs have NVLink, reaches less than half of what NVSwitches do, and a variable keeps them
-    from the speed of their links.
+    """The GPUs of one host have NVLink, and a variable keeps them from it, or from its speed: nccl-tests reaches less than half of
+    what NVSwitches do, or the data of GPUs that may not reach their peers goes through host memory.
 
-    That the GPUs have NVLink is told by NVLS, which needs NVSwitches, or by their model (SXM). Another run in the same logs
-    that is fast shows that somebody compares on purpose.
+    That the GPUs have NVLink is told by NVLS, which needs NVSwitches, by their model (SXM), or by a matrix. Another run in the
+    same logs that is fast shows that somebody compares on purpose.
     """
-    forbidden = _set_to(case, _SLOW_LINKS)
-    linked = case.hits("nvls-available") or [
-        hit for hit in case.hits("gpu-model", "tests-device") if _SXM.search(hit.text)
-    ]
-    rows = slow_rows(case)
+    no_peers, matrix = _set_to(case, _NO_PEERS), [hit for hit in case.hits("topo-row") if _NVLINKS.search(hit.text)]
+    linked = [hit for hit in case.hits("gpu-model", "tests-device") if _SXM.search(hit.text)]
+    linked = case.hits("nvls-available") or linked or matrix
+    forbidden, rows, shared = no_peers or _set_to(case, _SLOW_LINKS), slow_rows(case), case.hits("channel-shm")
     best = max(map(busbw, (*case.hits("busbw-row"), *case.lasts("busbw-row"))), default=0.0)
-    if forbidden and linked and rows and best < _NVLINK and case.nodes == 1:
+    measured = bool(rows) and best < _NVLINK and case.nodes == 1
+    if forbidden and linked and (measured or (no_peers and matrix and shared)):
         name = forbidden[0].groups["name"]
-        title = f"{name}={case.value(name)} keeps the GPUs of one host from the speed of their NVLinks: {best:.1f} GB/s bus bandwidth"
+        title = f"{name}={case.value(name)} keeps the GPUs of one host from {'' if no_peers else 'the speed of '}their NVLinks: "
+        title += f"{best:.1f} GB/s bus bandwidth" if measured else "their data goes through host memory"
         more = case.env.get("NCCL_SHM_DISABLE", ())  # then not even host memory is left
-        proof = [*forbidden[:1], *more[:1], *rows[-2:], *linked[:1], *case.hits("channel-net", "channel-shm")[:1]]
-        yield Candidate("env.bad-nccl-var", 0.72, title, proof, hosts=hosts_of(forbidden))
+        proof = [
+            *forbidden[:1],
+            *more[:1],
+            *rows[-2:],
+            *(matrix or linked)[:1],
+            *case.hits("channel-net")[:1],
+            *shared[:2],
+        ]
+        yield Candidate(
+            "env.bad-nccl-var", 0.72 if measured else 0.62, title, proof, hosts=hosts_of(forbidden), slows=True
+        )
 
 
 @diagnosis
@@ -61,7 +66,7 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
     somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
     forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
     up = case.hits("adapter-up") or case.hits("adapters-told")
-    complaint = [*complaints(case), *case.communicating[-3:]]
+    complaint = communication_complaints(case)
     several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
     if forbidden and (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:
         what = "RDMA adapters that are up" if up else "any RDMA adapter"
@@ -69,22 +74,6 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
         proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
         strength = 0.72 if complaint else 0.6
         yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
-
-
-_NVLINKS = re.compile(r"\bNV\d")
-
-
-@diagnosis
-def peers_forbidden(case: Case) -> Iterable[Candidate]:
-    """A variable keeps the GPUs of one host from their peers, their data goes through host memory, and a matrix shows NVLinks."""
-    forbidden = _set_to(case, _NO_PEERS)
-    linked = [hit for hit in case.hits("topo-row") if _NVLINKS.search(hit.text)]
-    shared = case.hits("channel-shm")
-    if forbidden and linked and shared:
-        name = forbidden[0].groups["name"]
-        title = f"{name}={case.value(name)} keeps the GPUs from their NVLinks: their data goes through host memory"
-        proof = [*forbidden[:1], *linked[:1], *shared[:2]]
-        yield Candidate("env.bad-nccl-var", 0.62, title, proof, hosts=hosts_of(forbidden), slows=True)
 
 
 _TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
@@ -112,7 +101,7 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
 def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
     """The plugin for libfabric found no adapter and goes over TCP: on hosts with eight GPUs, or instances, which have such adapters,
     or in a job that is too slow. A small cloud machine has none."""
-    hits, complaint = case.hits("ofi-over-tcp"), [*complaints(case), *case.communicating[-3:]]
+    hits, complaint = case.hits("ofi-over-tcp"), communication_complaints(case)
     several = case.between_hosts or len(hosts_of(hits)) > 1
     ranks = max(Counter(host for host, _ in {(hit.host, hit.pid) for hit in hits}).values(), default=0)
     if hits and several and (complaint or case.has("efa-instance") or max(ranks, gpus_per_host(case)) >= 8):
@@ -149,14 +138,16 @@ def slow_interface(case: Case) -> Iterable[Candidate]:
     own = [each for each in told if not used or each[0] in {"", *used}]
     slow = [(speed, hits) for _, speed, hits in own if 0 < speed <= _GIGABIT]
     unclear = len(slow) < len(own) and not all(name in used for name, _, _ in own)  # which of them the job uses
-    name, most, best = max(
-        (each for each in told if each[0] not in {"", *used}), default=("", 0.0, []), key=lambda each: each[1]
+    fastest = sorted((each for each in told if each[0]), key=lambda each: -each[1])
+    mine, other = (
+        [each for each in fastest if each[0] in used][:1],
+        [each for each in fastest if each[0] not in used][:1],
     )
-    usual = max(((speed, name, hits) for name, speed, hits in told if name in used), default=None)
     sockets = case.sockets + [hit for hit in case.hits("channel-net") if hit.groups["network"].startswith("Socket")]
-    if usual and case.sockets and most >= _MANY_TIMES * usual[0]:
-        title = f"the hosts talk over {usual[1]} ({usual[0]:.0f} Mb/s), and {name} has {most:.0f} Mb/s"
-        proof = [*using[:1], *usual[2], *best, *case.env.get("NCCL_SOCKET_IFNAME", ())[:1]]
+    if mine and other and case.sockets and other[0][1] >= _MANY_TIMES * mine[0][1]:
+        (name, speed, hits), (faster, most, more) = mine[0], other[0]
+        title = f"the hosts talk over {name} ({speed:.0f} Mb/s), and {faster} has {most:.0f} Mb/s"
+        proof = [*using[:1], *hits, *more, *case.env.get("NCCL_SOCKET_IFNAME", ())[:1]]
         yield Candidate("net.wrong-interface", 0.74, title, proof, hosts=hosts_of(case.sockets), slows=True)
     elif slow and not unclear and (sockets or using or case.has("gloo-connected")):
         title = f"the hosts talk over an interface of {slow[0][0]:.0f} Mb/s"

@@ -145,6 +145,11 @@ def too_slow(case: Case) -> list[Hit]:
     return [*complaints(case)[:2], *case.hits(PACE_LEFT)[1:2]]
 
 
+def communication_complaints(case: Case) -> list[Hit]:
+    """The lines that say that it is too slow, or that its steps are communication mostly."""
+    return [*complaints(case), *case.communicating[-3:]]
+
+
 @diagnosis
 def told_to_be_slow(case: Case) -> Iterable[Candidate]:
     """Somebody says, in words or by a number of another run, that the job is too slow, and what slows it down is not told. The
