@@ -113,16 +113,18 @@ def plugin_over_tcp(case: Case) -> Iterable[Candidate]:
 _GIGABIT = 1000.0  # Mb/s: a GPU's gradients of one step are worth many seconds of it
 _MANY_TIMES = 10  # as fast: no choice that somebody makes on purpose
 _ETHTOOL = 30  # lines: what it prints of an interface before the speed
-_NAME = re.compile(r"^\s*(?:Settings for |.*\bethtool (?!\$))?([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: \d{1,7}Mb/s|\||$)")
+_NAME = re.compile(r"\s*([a-z][\w.-]{1,14})\s*:?\s*(?:Speed: \d{1,7}Mb/s|$)")
 
 
 def _speeds(case: Case) -> Iterable[tuple[str, float, list[Hit]]]:
     """The speeds of interfaces in Mb/s that ethtool or iperf told, with the interface, which the line or one above may name."""
     name, head = "", None
     for hit in case.hits("ethtool-asked", "ethtool-loop-rows", "link-speed"):
-        if hit.signature != "link-speed":
+        if hit.signature == "ethtool-asked":
+            name, head = hit.groups["interface"], hit
+        elif hit.signature == "ethtool-loop-rows":
             if found := _NAME.match(prefix.parse(hit.text).body.strip('" ')):
-                name, head = hit.groups.get("interface") or found[1], hit
+                name, head = found[1], hit
         elif told := hit.groups.get("speed") or hit.groups.get("gigabits"):
             named = head and head.file == hit.file and 0 <= hit.line - head.line <= _ETHTOOL
             speed = float(told) * (1000 if "gigabits" in hit.groups else 1)
