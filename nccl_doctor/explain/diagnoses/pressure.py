@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.diagnoses.held_up import last_waited, starving
 from nccl_doctor.explain.diagnoses.speed import too_slow
+from nccl_doctor.explain.diagnoses.steps import last_waited, starving
 from nccl_doctor.explain.diagnoses.tables import cells, number, tables
 from nccl_doctor.explain.lines import hosts_of, just_below
 from nccl_doctor.explain.model import Hit

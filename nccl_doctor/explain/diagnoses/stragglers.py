@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable
@@ -12,9 +13,11 @@ from nccl_doctor.explain.diagnoses.gpu_listings import BUSY, HEATED, SLOW
 from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, tables
 from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.speakers import SIGNATURE as SPEAKER_APART
 from nccl_doctor.explain.readers.speakers import odd_files
 from nccl_doctor.explain.signatures.heat import HOT
+from nccl_doctor.facts.fold import ranges
 
 _SECTION = re.compile(r"(?:^|[\s:])([a-z][\w-]*)(?: \.{2,64})?: *$")
 _OF_RANK = re.compile(r"\brank +(\d+): (\d+(?:\.\d+)?)\s*$")
@@ -189,3 +192,98 @@ def straggler_lines(case: Case) -> Iterable[Candidate]:
 
 def _spread(hit: Hit) -> Iterable[tuple[str, tuple[float, str]]]:
     return ((end + what, (float(number), rank)) for end, what, number, rank in _SPREAD.findall(hit.text))
+
+
+_TIMER = re.compile(r"([\w-]+) \.{2,}: ?\((\d+(?:\.\d+)?), (\d+(?:\.\d+)?)\)")
+_LATE = 1000.0  # ms that the slowest rank needs for its batch: a loader that keeps up has it ready
+_APART = 10.0  # times as long as the fastest rank
+
+
+@diagnosis
+def late_batches(case: Case) -> Iterable[Candidate]:
+    """Megatron's timers: one rank waits seconds for its batch, another gets it at once, and every step waits for the last one.
+
+    Other parts differ between the stages of a pipeline by design, or are waiting themselves; batch-generator is neither.
+    """
+    headings = case.hits("timers-across-ranks")
+    late = []
+    for _, rows in tables(case, "timers-across-ranks"):
+        timed = [(found, hit) for hit in rows if (found := _TIMER.search(hit.text))]
+        whole = max((float(found[3]) for found, _ in timed), default=0.0)
+        for found, hit in timed:
+            least, most = float(found[2]), float(found[3])
+            if found[1] == "batch-generator" and most >= max(_LATE, _APART * least, _OF_A_STEP * whole):
+                late.append((least, most, hit))
+    if 2 * len(late) > len(headings):  # a first one is slow anywhere, and one may be
+        least, most, hit = late[-1]
+        title = f"a rank waits {most / 1000:.1f} s for its batch in each step, the fastest {least:.0f} ms"
+        proof = [hit, *(one for _, _, one in late), *headings[-1:]]
+        yield from rivals(_LATE_DATA, title, proof, slows=True)
+
+
+_COMMS = re.compile(
+    r"(?<!\S)(\d+(?:\.\d+)? [KMGT]?B)\s+(\d+)\s+(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*$"
+)
+_CALLS = 20  # the first ones wait for set-up
+_WAITED = 3.0  # times as long as the data took
+_LONG = 100.0  # ms
+
+
+@diagnosis
+def late_for_collectives(case: Case) -> Iterable[Candidate]:
+    """DeepSpeed's comms summary: of a call's time, the most is waiting for the last rank, and little the exchange of data."""
+    rows = case.hits("comms-straggler-rows")
+    waits = []
+    for above, hit in itertools.pairwise(rows):
+        if found := _COMMS.search(hit.text):
+            calls, _, total, own, waited = map(float, found.groups()[1:])
+            if calls >= _CALLS and waited >= max(_LONG, _WAITED * own):
+                waits.append((total, prefix.parse(above.text).body.strip(), own, waited, hit))
+    if waits:
+        _, call, own, waited, hit = max(waits, key=lambda wait: wait[0])
+        title = f"each {call} waits {waited:.0f} ms for the last rank, and takes {own:.0f} ms: the network is not slow, a rank is late"
+        strengths = {"app.straggler-timeout": 0.62, "gpu.thermal-power": 0.46}
+        yield from rivals(strengths, title, [hit, *case.hits("comms-straggler")[:1]], slows=True)
+
+
+_LIST = re.compile(r"(?:\d+(?:\.\d+)?%?[ ,]+){3,}\d+(?:\.\d+)?")
+_CROWDED = 4.0  # times what the middle one gets
+_GREW = 1.5
+
+
+@diagnosis
+def crowded_rank(case: Case) -> Iterable[Candidate]:
+    """The router of a mixture of experts sends one rank, or one expert, a share of the tokens that is many times the others',
+    and grew: its computation is what everybody waits for."""
+    loads = []
+    for hit in in_order((*case.hits("load-of-ranks"), *case.lasts("load-of-ranks"))):
+        if found := _LIST.findall(hit.text):
+            parts = [float(part.rstrip("%")) for part in re.split(r"[ ,]+", max(found, key=len))]
+            loads.append((parts, max(parts) / (sum(parts) or 1.0), hit))
+    if len(loads) < 2:
+        return
+    (first, before, _), (last, share, hit) = loads[0], loads[-1]
+    if (
+        len(first) == len(last)
+        and share >= _GREW * before > 0
+        and max(last) >= _CROWDED * max(statistics.median(last), 1e-9)
+    ):
+        title = f"number {last.index(max(last))} of {len(last)} gets {share:.0%} of the tokens (at first the most was {before:.0%}): the others wait for it"
+        proof = [hit, *(one for _, _, one in loads[:-1])]
+        yield from rivals({"app.straggler-timeout": 0.62, "app.nan-or-data": 0.46}, title, proof, slows=True)
+
+
+# "[13]", or "{StragglerId(rank=13, node='gpu02'), ...}"
+_STRAGGLERS = re.compile(r"(?:rank=|[\[ ])(\d+)(?=[,\]])")
+
+
+@diagnosis
+def gpus_told_slow(case: Case) -> Iterable[Candidate]:
+    """The straggler detection of NVIDIA's resiliency extension names ranks whose kernels take longer. It times the GPU's own
+    work, without the waiting for others; heat, power, memory errors or a second process there are what it does not tell."""
+    hits = case.hits("straggler-report")
+    ranks = {int(rank) for hit in hits for rank in _STRAGGLERS.findall(hit.groups["ranks"])}
+    title = f"GPU work takes longer on rank {ranges(sorted(ranks))} than on others, or than before"
+    if ranks:
+        strengths = {"gpu.thermal-power": 0.44, "gpu.ecc": 0.42, "app.straggler-timeout": 0.4}
+        yield from rivals(strengths, title, hits, ranks)
