@@ -35,6 +35,7 @@ from nccl_doctor.report.explanation_text import print_explanation
 from tests.unit.explained import explain_text
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
+STEPS = "".join(f"step {number} loss 2.1\n" for number in range(9))
 # Reached on the visible corpus; a change that falls below is a loss.
 FLOOR = {"top1": 0.98, "top3": 0.98, "evidence": 0.95}
 
@@ -197,8 +198,7 @@ def test_a_command_with_a_time_limit_of_its_own_was_stopped_because_it_hung() ->
     scheduler = "slurmstepd: error: *** JOB 81 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     assert explain_text(command + scheduler).causes[0].id == "launch.killed"
     assert explain_text("store timeout 300 s\n" + signal).causes[0].id == "launch.killed"
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert explain_text(command + steps + signal).causes[0].id == "launch.killed"
+    assert explain_text(command + STEPS + signal).causes[0].id == "launch.killed"
 
 
 def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
@@ -742,9 +742,8 @@ def test_workers_ended_amid_requests_are_no_shutdown(running: int, verdict: Verd
 
 def test_a_daemons_error_is_told_by_its_level() -> None:
     line = "{level}0902 11:40:01.020011       1 fastrak_gpumem_manager_startup.cc:40] {text}\n"
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     flags = line.format(level="I", text="flags: NCCL_FASTRAK_NUM_FLOWS=2 errors=0")
-    assert explain_text(flags + steps).verdict is Verdict.HEALTHY
+    assert explain_text(flags + STEPS).verdict is Verdict.HEALTHY
     assert explain_text(line.format(level="F", text="out of receive buffers")).causes[0].id == "net.plugin"
 
 
@@ -805,19 +804,17 @@ def test_only_the_busy_rank_itself_shows_that_it_went_on(again: str, likely: boo
 
 
 def test_a_name_of_the_internet_and_a_programs_own_setting_are_no_causes() -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     for line in (
         "** server can't find huggingface.co: NXDOMAIN",
         "ssh: Could not resolve hostname github.com: Try again",
     ):
-        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{steps}").causes}
+        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{STEPS}").causes}
     wrong = explain_text("Traceback (most recent call last):\nValueError: The value of MAX_LEN must be positive\n")
     assert wrong.causes[0].id != "env.bad-nccl-var"
 
 
 def test_a_worker_that_somebody_ended_is_no_engines_shutdown() -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert explain_text(steps + "trainer: worker died, exit code: -15\n").verdict is Verdict.UNDECIDED
+    assert explain_text(STEPS + "trainer: worker died, exit code: -15\n").verdict is Verdict.UNDECIDED
 
 
 _SPARE = (
@@ -862,9 +859,8 @@ def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> Non
 
 @pytest.mark.parametrize("error", ["unhandled cuda error", "internal error"])
 def test_an_error_that_xla_got_from_nccl_is_no_healthy_end(error: str) -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     end = f"E nccl_clique.cc:141] Terminating process due to async NCCL error: {error}\n"
-    assert explain_text(steps + end).verdict is Verdict.UNDECIDED
+    assert explain_text(STEPS + end).verdict is Verdict.UNDECIDED
 
 
 def test_sockets_that_were_asked_for_are_no_missing_adapter() -> None:
@@ -946,8 +942,7 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
     ],
 )
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+    assert (explain_text(f"{STEPS}{line}\n{STEPS}").verdict is not Verdict.HEALTHY) is slow
 
 
 def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
