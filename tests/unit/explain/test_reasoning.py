@@ -673,13 +673,15 @@ def test_a_cause_is_not_told_again_as_worth_knowing() -> None:
     assert not got.causes[0].env  # switching off what is off is no advice
 
 
+_STALL = (
+    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+    "and are waiting for remainder of ranks"
+)
+
+
 def test_horovods_missing_ranks_are_named() -> None:
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks"
-    )
     got = explain_text(
-        f"{stall} for more than 60 seconds.\nMissing ranks:\n"
+        f"{_STALL} for more than 60 seconds.\nMissing ranks:\n"
         + "".join(f"{rank}: [grads_14_0, grads_15_0 ...]\n" for rank in range(5, 20))
         + "0: waits\n3: [2024-03-03 10:11:12] INFO waits\n"  # as srun --label prints it
     )
@@ -688,10 +690,7 @@ def test_horovods_missing_ranks_are_named() -> None:
 
 def test_what_a_cut_list_of_horovod_hides_proves_less() -> None:
     """The tensor that rank 1 lacks may be among those of rank 2's that are not shown: both may be late."""
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n1: [head_b_0]\n2: [head_a_0{}]\n"
-    )
+    stall = f"{_STALL} for more than 60 seconds.\nMissing ranks:\n1: [head_b_0]\n2: [head_a_0{{}}]\n"
     whole, cut = (explain_text(stall.format(more)).causes[0] for more in ("", " ..."))
     assert whole.id == cut.id == "app.collective-mismatch" and cut.confidence < whole.confidence - 0.1
 
@@ -840,12 +839,8 @@ def test_what_failed_on_the_other_nodes_is_the_cause_and_not_the_spare_one(elsew
 
 
 def test_horovod_without_names_blames_no_rank() -> None:
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks"
-    )
     bar = "Generating:  38%|###8      | 38/100 [00:35<00:57,  1.07it/s]"
-    assert [cause.id for cause in explain_text(f"{stall}\n{bar}\n").causes] == ["app.collective-mismatch"]
+    assert [cause.id for cause in explain_text(f"{_STALL}\n{bar}\n").causes] == ["app.collective-mismatch"]
 
 
 def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> None:
@@ -1126,11 +1121,7 @@ def test_a_fabric_manager_without_switches_is_no_worker_that_failed() -> None:
 
 
 def test_horovods_older_table_names_the_rank_too() -> None:
-    log = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n"
-    )
-    got = explain_text(log)
+    got = explain_text(f"{_STALL} for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n")
     assert got.causes[0].ranks == (6,) and got.sentence.startswith("rank 6 did not submit")
 
 
