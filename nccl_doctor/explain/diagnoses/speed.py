@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import in_order, place, shortened
+from nccl_doctor.explain.lines import hosts_of, in_order, place, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -148,6 +150,29 @@ def too_slow(case: Case) -> list[Hit]:
 def communication_complaints(case: Case) -> list[Hit]:
     """The lines that say that it is too slow, or that its steps are communication mostly."""
     return [*complaints(case), *case.communicating[-3:]]
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """What a listing shows a host, or its network, to lack, with what that proves: beside a sign that the job is slow, and alone,
+    where the number may be old or the job may need no more (0: nothing)."""
+
+    title: str
+    hits: list[Hit]
+    beside: float
+    alone: float = 0.0
+
+
+def weighed(cause: str, lacks: Iterable[Lack], signs: Callable[[], list[Hit]], page: str = "") -> Iterator[Candidate]:
+    """The lack that proves most, if any proves something, with the others' lines and the signs that the job is slow, which are
+    asked for if need be."""
+    found = list(lacks)
+    told = signs() if found else []
+    proving = [(lack.beside if told else lack.alone, lack) for lack in found]
+    strength, most = max(proving, key=lambda pair: pair[0], default=(0.0, None))
+    if most and strength:
+        others = [hit for proves, lack in proving if proves and lack is not most for hit in lack.hits]
+        proof, hosts = [*most.hits, *told, *others], hosts_of(most.hits)
+        yield Candidate(cause, strength, most.title, proof, hosts=hosts, page=page, slows=True)
 
 
 @diagnosis
