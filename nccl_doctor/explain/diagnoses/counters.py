@@ -7,18 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
-from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
+from nccl_doctor.explain.diagnoses.speed import Lack, held_back, weighed
 from nccl_doctor.explain.diagnoses.tables import cells, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
-
-
-def _held_back(case: Case) -> list[Hit]:
-    """The lines that say that the job is too slow, or that its steps consist of communication."""
-    return [*too_slow(case), *case.communicating[-1:]]
 
 
 _LOSS = 0.01  # of the segments: a local network loses one in a hundred thousand
@@ -98,15 +93,15 @@ def _network(case: Case) -> Iterator[Lack]:
     if lost := case.hits("packets-lost"):
         counted = max(DROPS.findall(" ".join(hit.text for hit in lost)), key=lambda pair: int(pair[1]))
         title = f"RoCE packets are lost ({counted[0]} {counted[1]})" + ", and flow control (PFC) is off" * bool(off)
-        yield Lack(title, [*lost[:4], *off[:1]], 0.6, 0.46 if off else 0.0)
+        yield Lack(title, lost[:4], 0.6, 0.46 if off else 0.0, off[:1])
     for title, hit in (*_by_iperf(case), *_by_counters(case)):
-        yield Lack(title, [hit, *case.sockets[:1]], 0.6, alone)
+        yield Lack(title, [hit], 0.6, alone, case.sockets[:1])
     yield from _garbled(case, alone)
     for hit in case.hits("rate-limit"):
         found = LIMITED.search(hit.text)
         if found and float(found[1]) * _GBIT[found[2]] <= _NARROW:
             title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {found[1]} {found[2]}bit/s"
-            yield Lack(title, [hit, *sockets], 0.68, 0.68 if sockets else 0.0)
+            yield Lack(title, [hit], 0.68, 0.68 if sockets else 0.0, sockets)
     for head, row in ((head, row) for head, rows in tables(case, "interface-load") for row in rows):
         told = cells(head.text.split(), row.text.split())
         load = number(told.get("%ifutil", ""))
@@ -114,12 +109,12 @@ def _network(case: Case) -> Iterator[Lack]:
             title = (
                 f"the interface {told.get('IFACE')} is at {load:.0f} % of its rate ({told.get('rxkB/s')} kB/s received)"
             )
-            yield Lack(title, [row, head, *case.sockets[:1]], 0.62, 0.46)
+            yield Lack(title, [row], 0.62, 0.46, [head, *case.sockets[:1]])
     for hit in case.hits("round-trip") if case.sockets else ():
         usual = float(hit.groups["usual"])
         if usual >= _FAR_AWAY:
             title = f"an answer of the other host takes {usual:.1f} ms: each step of a ring waits as long"
-            yield Lack(title, [hit, *sockets], 0.6)
+            yield Lack(title, [hit], 0.6, more=sockets)
 
 
 @diagnosis
@@ -128,7 +123,7 @@ def network_lacks(case: Case) -> Iterable[Candidate]:
     hundred is sent again, garbled frames, an interface that tc limits or that is at its rate, answers that take milliseconds. What
     is lost is sent again after a time-out. A count alone may be old, another network's, or little enough: beside a sign that the job
     is slow, or one that NCCL's data goes that way, it decides."""
-    yield from weighed("net.slow", _network(case), lambda: _held_back(case))
+    yield from weighed("net.slow", _network(case), lambda: held_back(case))
 
 
 _PAUSES = 100_000  # frames between two looks
@@ -142,42 +137,8 @@ def paused_by_the_other_end(case: Case) -> Iterable[Candidate]:
         if most - least >= _PAUSES:
             title = f"an interface was told to pause {most - least} times between two looks ({name}): packets are taken too slowly"
             strengths = {"net.slow": 0.46, "ib.retry-exceeded": 0.4}
-            yield from rivals(strengths, title, [*hits, *_held_back(case)], hosts=hosts_of(hits), slows=True)
+            yield from rivals(strengths, title, [*hits, *held_back(case)], hosts=hosts_of(hits), slows=True)
             return
-
-
-_ONE_LANE = re.compile(r"Width\s+: 1x|active_width:\s+1X")
-_FOUR = re.compile(r"active_width:\s+4X")
-_TEST_ROW = re.compile(r"(?:^|\s)(\d{8,})\s+(\d+(?:\.\d+)?)\s*$")
-_TWO_LANES = 2.0  # GB/s: what two lanes of PCIe 3.0 carry
-
-
-def _lanes(case: Case) -> Iterator[Lack]:
-    lanes, speeds = case.hits("port-lanes"), case.hits("port-speed")
-
-    def speed_of(hit: Hit) -> Hit | None:
-        near = [one for one in speeds if one.file == hit.file and abs(one.line - hit.line) <= _NEXT]
-        return min(near, key=lambda one: abs(one.line - hit.line), default=None)
-
-    four = {speed.text.strip() for hit in lanes if _FOUR.search(hit.text) and (speed := speed_of(hit))}
-    for hit in lanes:
-        speed = speed_of(hit) if _ONE_LANE.search(hit.text) else None
-        if speed and ("IB-" in speed.text or speed.text.strip() in four):
-            title = f"a port came up with one lane of four ({' '.join(speed.text.split())})"
-            yield Lack(title, [hit, speed], 0.66, 0.66)
-    for row in case.hits("copy-test-rows"):
-        found = _TEST_ROW.search(row.text)
-        if found and 0 < float(found[2]) <= _TWO_LANES:
-            title = f"copies between a GPU and the host run at {found[2]} GB/s: it has a lane of PCIe or two"
-            yield Lack(title, [row], 0.66, 0.66)
-
-
-@diagnosis
-def lanes_are_missing(case: Case) -> Iterable[Candidate]:
-    """A port of InfiniBand came up with one of its four lanes (mlxlink; ibv_devinfo, where other ports have four at the same rate of a
-    lane: those of Ethernet have as many as their speed needs); or large copies between a GPU and the host run at what one or two
-    lanes of PCIe carry (bandwidthTest)."""
-    yield from weighed("net.slow", _lanes(case), lambda: _held_back(case))
 
 
 _ROW = re.compile(r"(?:^|\s)(\d+)((?:\s+(?:\d+\.\d+|N/A))+)\s*$")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.gpu_listings import gpu_cells
-from nccl_doctor.explain.diagnoses.speed import complaints
+from nccl_doctor.explain.diagnoses.speed import Lack, held_back, weighed
 from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of, just_below, place
 from nccl_doctor.explain.model import Hit
@@ -30,8 +30,7 @@ def _above(hit: Hit, headings: list[Hit]) -> Hit | None:
     return max(near, key=place, default=None)
 
 
-@diagnosis
-def port_of_lower_rate(case: Case) -> Iterable[Candidate]:
+def _ports(case: Case) -> Iterator[Lack]:
     """ibstat or ibstatus: an adapter's port came up with a lower rate than the same adapter of other hosts, or with one lane.
 
     Ports of Ethernet have as many lanes as their speed needs, and an adapter of another purpose is slower on each host.
@@ -60,7 +59,7 @@ def port_of_lower_rate(case: Case) -> Iterable[Candidate]:
             proof = [hit for _, _, hit in slow]
             heads = [head for hit in proof if (head := _above(hit, case.hits("port-listed")))]
             others = [hit for rate, _, hit in listed if rate == usual][:1]
-            yield Candidate("net.slow", 0.72, title, [*proof[:4], *heads[:4], *others], hosts=hosts_of(proof))
+            yield Lack(title, proof[:4], 0.72, 0.72, [*heads[:4], *others])
 
 
 _SPEED = re.compile(r"(?<!\S)([\w.-]{1,80}):\s+Speed: (\d{1,7})Mb/s")  # with the host, as pdsh and clush put it before
@@ -86,16 +85,14 @@ def _slots(case: Case, name: str) -> list[tuple[float, Hit]]:
     return [(float(found[1]), hit) for hit in case.hits(name) if (found := SLOT.search(hit.text))]
 
 
-@diagnosis
-def adapter_in_a_narrow_slot(case: Case) -> Iterable[Candidate]:
+def _narrow_slots(case: Case) -> Iterator[Lack]:
     """The kernel finds less PCIe bandwidth for an adapter than it could use, and its neighbours of the same kind have all of it."""
     for has, hit in _slots(case, "pcie-limited"):
-        could, complaint = float(hit.groups["capable"]), complaints(case)
+        could = float(hit.groups["capable"])
         others = [other for whole, other in _slots(case, "pcie-whole") if whole == could]
-        if has <= _HALF * could and (others or complaint):
+        if has <= _HALF * could:
             title = f"an adapter has {has:.0f} Gb/s of PCIe ({hit.groups['speed']}), and could use {could:.0f} Gb/s"
-            proof = [hit, *others[:1], *complaint[:2], *case.hits("busbw-row")[-1:]]
-            yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of([hit]))
+            yield Lack(title, [hit], 0.68, 0.68 if others else 0.0, [*others[:1], *case.hits("busbw-row")[-1:]])
 
 
 _BUSY = 50  # percent of time: an idle GPU may give up lanes, and power
@@ -127,8 +124,7 @@ def _lanes(case: Case) -> Iterable[tuple[str, int, int, Hit]]:
         yield from (("", now, max(lanes), hit) for now, hit in zip(lanes, hits, strict=True))
 
 
-@diagnosis
-def gpu_on_few_lanes(case: Case) -> Iterable[Candidate]:
+def _few_lanes(case: Case) -> Iterator[Lack]:
     """nvidia-smi: the PCIe link of a GPU has a fourth of the lanes of its neighbours, or fewer (a riser, a wrong slot, a bad
     contact). Half of them is usual on boards with several slots. Superchips reach their CPU by another way."""
     models = [find(found[1]) for hit in case.hits("gpu-model") if (found := _NVIDIA.search(hit.text))]
@@ -136,37 +132,30 @@ def gpu_on_few_lanes(case: Case) -> Iterable[Candidate]:
     if few and not any(model and model.c2c for model in models):
         gpu, now, could, _ = few[0]
         title = f"{f'GPU {gpu}' if gpu else 'a GPU'} is on {now} PCIe lane{'s' * (now > 1)} where {could} could be: all that it exchanges goes over them"
-        hits = [hit for *_, hit in few]
-        yield Candidate("net.slow", 0.7, title, [*hits[:6], *case.hits("pcie-table")[:1]], hosts=hosts_of(hits))
+        yield Lack(title, [hit for *_, hit in few][:6], 0.7, 0.7, case.hits("pcie-table")[:1])
 
 
 _GENERATION = re.compile(r"pcie\.link\.gen\.(?:gpu)?current\b")
 _FIRST, _LATER = 1, 3  # generations of PCIe: a quarter of the speed, or less
 
 
-@diagnosis
-def gpu_on_first_generation(case: Case) -> Iterable[Candidate]:
+def _first_generation(case: Case) -> Iterator[Lack]:
     """nvidia-smi: a GPU with work to do uses the first generation of PCIe, and could use a later one. Idle ones save power so."""
     for told, row in (each for listed in _of_gpus(case) for each in listed):
         now = next((cell for name, cell in told.items() if _GENERATION.match(name)), "")
         could = told.get("pcie.link.gen.max", "")
         if _works(told) and now == str(_FIRST) and number(could) >= _LATER:
             title = f"a GPU at work is on PCIe of generation {now} where {could} could be: all that it exchanges goes over it"
-            proof = [row, *case.hits("pcie-table")[:1], *complaints(case)[:1]]
-            yield Candidate("net.slow", 0.66, title, proof, hosts=hosts_of([row]), slows=True)
-            return
+            yield Lack(title, [row], 0.66, 0.66, case.hits("pcie-table")[:1])
 
 
-@diagnosis
-def narrow_pcie(case: Case) -> Iterable[Candidate]:
-    """A PCIe link has fewer lanes than it could have, and somebody says that the bandwidth is too low."""
-    narrow, complaint = case.hits("pcie-width"), complaints(case)
-    if narrow and complaint:
-        title = f"a PCIe link runs with {narrow[0].groups['width']} lanes only"
-        yield Candidate("net.slow", 0.66, title, [*narrow[:3], *complaint[:2]])
-    elif complaint and (lowest := case.hits("pcie-saves-power")):
+def _width(case: Case) -> Iterator[Lack]:
+    """What nvidia-smi, DCGM or the kernel say of a PCIe link that a GPU at rest may give up."""
+    if narrow := case.hits("pcie-width"):
+        yield Lack(f"a PCIe link runs with {narrow[0].groups['width']} lanes only", narrow[:3], 0.66)
+    if lowest := case.hits("pcie-saves-power"):
         title = "a PCIe link is at the speed of its first generation, which is a GPU's at rest only"
-        yield Candidate("net.slow", 0.46, title, [*lowest[:3], *complaint[:2]], slows=True)
+        yield Lack(title, lowest[:3], 0.46)
 
 
 _NVIDIA = re.compile(r"NVIDIA ([A-Z].{1,40})")
@@ -174,12 +163,9 @@ _BER = 1e-12  # ib.ber of rules/thresholds.yaml
 _RECOVERED = 5  # times a link had to be trained again: ib.link-downed.total there
 
 
-@diagnosis
-def link_with_bit_errors(case: Case) -> Iterable[Candidate]:
-    """mlxlink: more bits are wrong after error correction than on any good link. What is lost is sent again, and the job waits.
-
-    The counters of ibqueryerrors and perfquery may be old: beside such a rate, or a complaint, they tell which port it is.
-    """
+def _bit_errors(case: Case) -> Iterator[Lack]:
+    """mlxlink: more bits are wrong after error correction than on any good link. The counters of ibqueryerrors and perfquery may be
+    old: beside such a rate, or a complaint, they tell which port it is."""
     rates = [(found[1], hit) for hit in case.hits("bit-errors") if (found := BIT_ERRORS.search(hit.text))]
     bad = [(rate, hit) for rate, hit in rates if float(rate) > _BER]
     counted = [
@@ -187,12 +173,59 @@ def link_with_bit_errors(case: Case) -> Iterable[Candidate]:
         for hit in case.hits("fabric-errors")
         if (found := RECOVERED.search(hit.text)) and int(found[1]) >= _RECOVERED
     ]
-    told = bad or (counted and complaints(case))
-    if told:
-        what = f"has a bit error rate of {bad[0][0]}" if bad else "was recovered again and again"
-        title = f"a link {what}: what it garbles is sent again"
-        hits = [hit for _, hit in bad]
-        yield Candidate("net.slow", 0.68, title, [*counted[:3], *hits[:3], *complaints(case)[:2]], hosts=hosts_of(hits))
+    if bad:
+        title = f"a link has a bit error rate of {bad[0][0]}: what it garbles is sent again"
+        yield Lack(title, [hit for _, hit in bad][:3], 0.68, 0.68, counted[:3])
+    elif counted:
+        yield Lack("a link was recovered again and again: what it garbles is sent again", counted[:3], 0.68)
+
+
+_NEXT = 3  # lines from a port's lanes to its speed
+_ONE_LANE = re.compile(r"Width\s+: 1x|active_width:\s+1X")
+_FOUR = re.compile(r"active_width:\s+4X")
+
+
+def _one_lane(case: Case) -> Iterator[Lack]:
+    """mlxlink: a port of InfiniBand came up with one of its four lanes. ibv_devinfo: one lane, and other ports have four at the same
+    rate of a lane; those of Ethernet have as many as their speed needs."""
+    lanes, speeds = case.hits("port-lanes"), case.hits("port-speed")
+
+    def speed_of(hit: Hit) -> Hit | None:
+        near = [one for one in speeds if one.file == hit.file and abs(one.line - hit.line) <= _NEXT]
+        return min(near, key=lambda one: abs(one.line - hit.line), default=None)
+
+    four = {speed.text.strip() for hit in lanes if _FOUR.search(hit.text) and (speed := speed_of(hit))}
+    for hit in lanes:
+        speed = speed_of(hit) if _ONE_LANE.search(hit.text) else None
+        if speed and ("IB-" in speed.text or speed.text.strip() in four):
+            title = f"a port came up with one lane of four ({' '.join(speed.text.split())})"
+            yield Lack(title, [hit, speed], 0.66, 0.66)
+
+
+_TEST_ROW = re.compile(r"(?:^|\s)(\d{8,})\s+(\d+(?:\.\d+)?)\s*$")
+_TWO_LANES = 2.0  # GB/s: what two lanes of PCIe 3.0 carry
+
+
+def _slow_copies(case: Case) -> Iterator[Lack]:
+    """bandwidthTest: large copies between a GPU and the host run at what one or two lanes of PCIe carry."""
+    for row in case.hits("copy-test-rows"):
+        found = _TEST_ROW.search(row.text)
+        if found and 0 < float(found[2]) <= _TWO_LANES:
+            title = f"copies between a GPU and the host run at {found[2]} GB/s: it has a lane of PCIe or two"
+            yield Lack(title, [row], 0.66, 0.66)
+
+
+_OF_LINKS = (_ports, _narrow_slots, _few_lanes, _first_generation, _width, _bit_errors, _one_lane, _slow_copies)
+
+
+@diagnosis
+def links_below_their_kind(case: Case) -> Iterable[Candidate]:
+    """A link carries less than others of its kind, or than it could: a port of an adapter came up at a lower rate than that adapter's
+    elsewhere, or with one lane of four; an adapter or a GPU has fewer lanes of PCIe, or an older generation, than its neighbours or
+    than itself could have (a riser, a wrong slot, a bad contact); more bits are wrong than on any good link. What a GPU gives up at
+    rest, and counters, which may be old, count beside a sign that the job is slow only."""
+    lacks = itertools.chain.from_iterable(source(case) for source in _OF_LINKS)
+    yield from weighed("net.slow", lacks, lambda: held_back(case))
 
 
 _COLLAPSED = 3.0  # times lower than its best: larger messages are never slower by much on a sound fabric

@@ -66,7 +66,7 @@ def _storage(case: Case) -> Iterator[Lack]:
         awaited, busy = told.get("r_await", told.get("await", 0.0)), told.get("%util", 0.0)
         if told.get("r/s", 0.0) >= 1 and busy >= _FULL and awaited >= _SLOW_DISK:
             title = f"a disk is busy in {busy:.0f} % of the time, and each read of it takes {awaited:.0f} ms"
-            yield Lack(title, [row, head], 0.62, 0.62)
+            yield Lack(title, [row], 0.62, 0.62, [head])
     waits = [(float(hit.groups["waiting"]), hit) for hit in case.hits("iowait")]
     for hit in case.hits("avg-cpu-rows"):
         times = [number(cell) for cell in hit.text.split()]
@@ -141,7 +141,7 @@ def _memory(case: Case) -> Iterator[Lack]:
         sizes = [hit for hit in case.hits("free-rows") if _SIZE.search(hit.text)]
         most = max(read for read, _ in busy)
         title = f"the host swaps: {most // 1000} MB/s are read back from swap while as much is written to it"
-        yield Lack(title, [*(hit for _, hit in busy), *sizes], 0.76, 0.76)
+        yield Lack(title, [hit for _, hit in busy], 0.76, 0.76, sizes)
 
 
 @diagnosis
@@ -173,7 +173,7 @@ def _cores(case: Case) -> Iterator[Lack]:
         total, held = (int(periods[0].groups["periods"]) if periods else 0), int(hit.groups["throttled"])
         if total >= _PERIODS and held >= _THROTTLED * total:
             title = f"the container's CPU quota was used up in {held} of {total} periods: its processes are throttled"
-            yield Lack(title, [hit, *periods], 0.76, 0.76)
+            yield Lack(title, [hit], 0.76, 0.76, periods)
 
 
 @diagnosis

@@ -152,14 +152,21 @@ def communication_complaints(case: Case) -> list[Hit]:
     return [*complaints(case), *case.communicating[-3:]]
 
 
+def held_back(case: Case) -> list[Hit]:
+    """The lines that say that the job is too slow, or that its steps consist of communication."""
+    return [*too_slow(case), *case.communicating[-1:]]
+
+
 class Lack(msgspec.Struct, frozen=True):
-    """What a listing shows a host, or its network, to lack, with what that proves: beside a sign that the job is slow, and alone,
-    where the number may be old or the job may need no more (0: nothing)."""
+    """What a listing shows a host, its network or a link to lack, with what that proves: beside a sign that the job is slow, and
+    alone, where the number may be old or the job may need no more (0: nothing). The hosts of ``hits`` are to blame; ``more`` belongs
+    to the proof."""
 
     title: str
     hits: list[Hit]
     beside: float
     alone: float = 0.0
+    more: list[Hit] = []
 
 
 def weighed(cause: str, lacks: Iterable[Lack], signs: Callable[[], list[Hit]], page: str = "") -> Iterator[Candidate]:
@@ -171,7 +178,7 @@ def weighed(cause: str, lacks: Iterable[Lack], signs: Callable[[], list[Hit]], p
     strength, most = max(proving, key=lambda pair: pair[0], default=(0.0, None))
     if most and strength:
         others = [hit for proves, lack in proving if proves and lack is not most for hit in lack.hits]
-        proof, hosts = [*most.hits, *told, *others], hosts_of(most.hits)
+        proof, hosts = [*most.hits, *most.more, *told, *others], hosts_of(most.hits)
         yield Candidate(cause, strength, most.title, proof, hosts=hosts, page=page, slows=True)
 
 
