@@ -17,7 +17,7 @@ from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
 QUOTED = 3
-YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
+EARLY_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
 ANSWERED_BY = {"send": "recv", "recv": "send"}
 _TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
