@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from nccl_doctor.agent import children
-from nccl_doctor.agent.job.processes import bearing, stat_fields
+from nccl_doctor.agent.job.processes import bearing
+from nccl_doctor.agent.probing import stat_fields
 from nccl_doctor.cli import _hosts
 from nccl_doctor.cli._keep import Keep
 from nccl_doctor.cli._signals import TO_END, handled_by

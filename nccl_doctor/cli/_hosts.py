@@ -18,7 +18,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from nccl_doctor.bench.outcome import Outcome
-    from nccl_doctor.collect.check import CheckOptions
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.facts.model import Bundle
     from nccl_doctor.inventory import HostEntry, Inventory
     from nccl_doctor.transport.base import ConnectOptions

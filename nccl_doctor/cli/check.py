@@ -90,7 +90,7 @@ def check(
     if from_ is not None:
         bundle = _narrowed(_hosts.read_saved(context, from_), stage or [], skip or [], nccl_version)
     else:
-        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)

@@ -56,7 +56,7 @@ def _collected(
     inventory: Inventory, connect: ConnectOptions, stages: tuple[str, ...], nccl_version: str, deadline: float
 ) -> Bundle:
     """What these hosts tell in these stages."""
-    from nccl_doctor.collect.check import CheckOptions
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.facts.model import Plan
 
     entries = inventory.entries

@@ -63,8 +63,8 @@ def hang(
         bundle = _hosts.read_saved(context, from_, of="hang")
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))
     else:
-        from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.collect.job import JobOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)

@@ -254,7 +254,7 @@ def _collect(
 ) -> Bundle:
     import msgspec
 
-    from nccl_doctor.collect.check import CheckOptions
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
     from nccl_doctor.rules.requirements import stage_of
 

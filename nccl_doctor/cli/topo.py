@@ -69,7 +69,7 @@ def topo(
     if source is not None:
         bundle = _hosts.read_bundle(Path(source))
     else:
-        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)

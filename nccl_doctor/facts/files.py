@@ -1,4 +1,4 @@
-"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read in one way."""
+"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read, and its JSON spelled, in one way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 
 def read_yaml(path: Path) -> Any:
     """The content of a data file that comes with nccl-doctor."""
     import yaml
 
     return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def printed_json(document: Any) -> bytes:
+    """JSON for people to read: indented, and the same for the same document."""
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2)
 
 
 def write(path: Path, content: bytes, *, private: bool = False) -> None:

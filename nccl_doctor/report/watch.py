@@ -9,13 +9,14 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.collect.watch_folds import THROTTLES, GpuFold
+from nccl_doctor.collect.watch_folds import GpuFold
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.watch import Event, Gap, GpuSeries, Level, Watch
 from nccl_doctor.facts.watch_samples import GpuSample
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import LiveDisplay, print_again, print_hanging
+from nccl_doctor.rules.nvidia import THROTTLE_MASK
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch import Answer
 
@@ -99,7 +100,7 @@ def _worst_first(gpu: GpuFold) -> tuple[bool, int, float]:
 
 
 def _reasons(told: GpuSample | None) -> int:
-    return (told.throttle_reasons or 0) & THROTTLES if told else 0
+    return (told.throttle_reasons or 0) & THROTTLE_MASK if told else 0
 
 
 def _host_cells(
@@ -157,7 +158,7 @@ def _lasted(word: str, gaps: Sequence[Gap]) -> str:
 
 def _throttled(gpu: GpuSeries) -> float:
     """The largest share of its busy time for which one reason held it down."""
-    counts = [count for bit, count in gpu.throttled.items() if int(bit) & THROTTLES]
+    counts = [count for bit, count in gpu.throttled.items() if int(bit) & THROTTLE_MASK]
     return max(counts) / gpu.throttle_known if counts and gpu.throttle_known else 0.0
 
 

@@ -160,7 +160,8 @@ def test_an_empty_host_passes_no_rule_of_any_stage() -> None:
 @pytest.fixture(scope="module")
 def this_machine() -> Bundle:
     """What ``check`` collects here, all stages but the collectives (which have tests of their own)."""
-    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.collect.check import collect
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.inventory.model import HostEntry
     from nccl_doctor.transport.base import ConnectOptions
 
@@ -641,11 +642,11 @@ def test_a_time_limit_in_preflight_is_no_go_with_whole_reports(tmp_path: Path) -
 
 
 def test_an_interrupted_run_keeps_what_it_knows() -> None:
-    from nccl_doctor.collect.check import INTERRUPTED, CheckOptions, _Run
     from nccl_doctor.collect.progress import Silent
+    from nccl_doctor.collect.run import INTERRUPTED, CheckOptions, Run
     from nccl_doctor.transport.base import ConnectOptions
 
-    run = _Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
+    run = Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
     run.results["h"] = {}
     run.keep("h", "gpu", ProbeResult(Outcome.OK, {}))
     run.interrupt()

@@ -1667,7 +1667,7 @@ def test_py_spy_is_asked_of_a_process_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rank_that_is_not_found_again_lives_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = int(processes.stat_fields(os.getpid())[19])
+    start = int(probing.stat_fields(os.getpid())[19])
     own = {"pid": os.getpid(), "start_ticks": start, "role": "rank"}
     finds = [[own, {"pid": 4194305, "start_ticks": 1, "role": "rank"}], [], []]
     looks: list[int] = []
