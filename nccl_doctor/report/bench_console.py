@@ -13,10 +13,10 @@ from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
-from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Fit, percent
 from nccl_doctor.bench.verdict import SizeChange, rate, together
+from nccl_doctor.bench.world import World
 from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot

@@ -27,9 +27,10 @@ from nccl_doctor.bench.outcome import SCHEMA, Outcome, fits, write
 from nccl_doctor.bench.parallelism import REFUSED, Model, volumes, ways
 from nccl_doctor.bench.path import Path as NetworkPath
 from nccl_doctor.bench.rates import Figures, Machines, Range, Rate, rate
-from nccl_doctor.bench.run import Share, World
 from nccl_doctor.bench.statistics import spread
 from nccl_doctor.bench.verdict import Verdict
+from nccl_doctor.bench.world import Share, World
+from nccl_doctor.facts.collectives import bus_factor
 
 cli._load_commands()
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -126,7 +127,7 @@ def saved(
     ranks = sum(per_host)
     measurements = []
     for name in collectives:
-        factor = COLLECTIVES[name].bus_factor(ranks)
+        factor = bus_factor(name, ranks)
         for size in sizes:
             time_us = latency_us + size * factor / busbw / 1e3
             measurements.append(

@@ -17,6 +17,7 @@ from nccl_doctor.bench.fleet import Fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.path import Path
+from nccl_doctor.bench.statistics import t_quantile
 from nccl_doctor.bench.tune import (
     Candidate,
     Failed,
@@ -25,7 +26,6 @@ from nccl_doctor.bench.tune import (
     Verdict,
     interval,
     schedule,
-    t_quantile,
     tune,
     usual_candidates,
 )
