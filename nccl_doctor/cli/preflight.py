@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _judging, _options, _tell, app, examples
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.exit_codes import ExitCode
 
@@ -45,9 +45,9 @@ def preflight(
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND ...]", help="Run this, only on go, and pass on its exit code."),
     ] = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time for all of it, such as 90s or 3m. [default: 120s]")
     ] = "",
@@ -61,9 +61,9 @@ def preflight(
             help="What the job needs: gpus=8,ib-ports=8,shm=16G,disk=100G,min-busbw=40,same=torch,nccl,driver.",
         ),
     ] = None,
-    silence: _hosts.Silence = "10m",
-    on_hang: _hosts.OnHang = "tell",
-    keep: _hosts.KeepIn = None,
+    silence: _options.Silence = "10m",
+    on_hang: _options.OnHang = "tell",
+    keep: _options.KeepIn = None,
     retries: Annotated[
         int,
         typer.Option(
@@ -72,8 +72,8 @@ def preflight(
             help="If COMMAND fails, but not by its own program, start it again, each time after a preflight.",
         ),
     ] = 0,
-    policy: _hosts.PolicyFile = None,
-    thresholds: _hosts.Thresholds = None,
+    policy: _options.PolicyFile = None,
+    thresholds: _options.Thresholds = None,
     min_hosts: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Go with N good hosts [default: all].")
     ] = None,
@@ -99,25 +99,25 @@ def preflight(
     format: Annotated[
         str,
         typer.Option(
-            parser=_hosts.report_format,
+            parser=_options.report_format,
             metavar="FORMAT",
             help="What is printed: text, junit, github, gitlab, sarif, json, prometheus, nhc, html.",
         ),
     ] = "text",
     no_env: Annotated[bool, typer.Option("--no-env", help="Do not export the recommended environment.")] = False,
-    master: _hosts.Master = "",
-    master_port: _hosts.MasterPort = 29500,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    save: _hosts.Save = None,
-    history: _hosts.History = None,
+    master: _options.Master = "",
+    master_port: _options.MasterPort = 29500,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    save: _options.Save = None,
+    history: _options.History = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="Decide from a saved bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Hosts with warnings are not good.")] = False,
-    verbose: _hosts.Verbose = False,
+    verbose: _options.Verbose = False,
 ) -> None:
     """Decide go or no-go for a job on these hosts, and leave the good hosts behind.
 
@@ -132,26 +132,26 @@ def preflight(
         {f"--report {name}": path for name, path in outputs.items()},
     )
     if spares is not None and min_hosts is None and rules.min_hosts is None:
-        _hosts.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
+        _tell.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     if command:
-        _hosts.check_program(command)
-    elif idle := _hosts.given(context, ("silence", "on_hang", "keep", "retries")):
-        _hosts.stop(f"{idle}: of a COMMAND that is run, and there is none (it goes behind --)")
+        _inputs.check_program(command)
+    elif idle := _options.given(context, ("silence", "on_hang", "keep", "retries")):
+        _tell.stop(f"{idle}: of a COMMAND that is run, and there is none (it goes behind --)")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     rows = _judging.load_thresholds(thresholds, rules.thresholds)
     needs = _requirements(require or []) or rules.require
-    earlier = None if from_ is None else _judging.requiring(_hosts.read_saved(context, from_), needs)
+    earlier = None if from_ is None else _judging.requiring(_inputs.read_saved(context, from_), needs)
     inventory = _hosts.load_inventory(hosts, host_list, slurm) if earlier is None else _inventory_of(earlier)
     needed = min_hosts or rules.min_hosts
     if needed is not None and needed > len(inventory.entries):
         hosts_are = "is only 1 host" if len(inventory.entries) == 1 else f"are only {len(inventory.entries)} hosts"
-        _hosts.stop(f"{_said('min-hosts', min_hosts)} {needed}: there {hosts_are}")
-    budget_s = _hosts.seconds(budget or rules.budget or "120s", _said("budget", budget), "90s, 3m or 1h")
+        _tell.stop(f"{_said('min-hosts', min_hosts)} {needed}: there {hosts_are}")
+    budget_s = _options.seconds(budget or rules.budget or "120s", _said("budget", budget), "90s, 3m or 1h")
     connect: ConnectOptions | None = None
     if earlier is None:
         chosen = profile or rules.profile or "standard"
         if chosen not in PROFILES:
-            _hosts.stop(f"{_said('profile', profile)} {chosen!r}: expected one of {', '.join(PROFILES)}")
+            _tell.stop(f"{_said('profile', profile)} {chosen!r}: expected one of {', '.join(PROFILES)}")
         plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
 
@@ -192,9 +192,9 @@ def _outputs(wanted: list[str]) -> dict[str, Path]:
     for text in wanted:
         name, equals, path = text.partition("=")
         if not equals or not path or name not in formats.names():
-            _hosts.stop(f"--report {text!r}: expected FORMAT=FILE with one of {', '.join(formats.names())}")
+            _tell.stop(f"--report {text!r}: expected FORMAT=FILE with one of {', '.join(formats.names())}")
         if name in outputs:
-            _hosts.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
+            _tell.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
         outputs[name] = Path(path)
     return outputs
 
@@ -203,18 +203,18 @@ def _check_files(files: dict[str, Path | None], reports: dict[str, Path]) -> Non
     """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
     for option, path in files.items():
         if path is not None:
-            _hosts.check_writable(path, option)
+            _inputs.check_writable(path, option)
     of: dict[str, str] = {}
     for option, path in (files | reports).items():
         if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
             first = of.setdefault(os.path.realpath(path), option)
             if first != option:
-                _hosts.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
+                _tell.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
     for path in reports.values():
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK) or path.is_dir():
             why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
-            _hosts.say(f"{path}: cannot be written ({place} {why})")
+            _tell.say(f"{path}: cannot be written ({place} {why})")
 
 
 def _said(name: str, option: object) -> str:
@@ -230,7 +230,7 @@ def _requirements(options: list[str]) -> tuple[str, ...]:
         for part in found:
             requirements.parse(part)
     except requirements.RequirementError as error:
-        _hosts.stop(f"--{error}")
+        _tell.stop(f"--{error}")
     return found
 
 
@@ -289,7 +289,7 @@ def _decide(
 def _tell_master(plan: Plan, gate: Gate) -> None:
     """Say that the job's master is another host than the one whose master port was tried."""
     if gate.go and len(gate.chosen) > 1 and "ports" in plan.stages and plan.master not in gate.chosen:
-        _hosts.say(
+        _tell.say(
             f"port {plan.master_port} was tried on the master {plan.master}, which is not chosen; "
             "whether it is free and reachable on a chosen host is not known (--master HOST tries it there)"
         )
@@ -301,7 +301,7 @@ def _write(path: Path, text: str) -> bool:
     try:
         files.write(path, text.encode())
     except OSError as error:
-        _hosts.say(f"{path}: {error.strerror or error}")
+        _tell.say(f"{path}: {error.strerror or error}")
         return False
     return True
 
@@ -343,12 +343,10 @@ def _attempts(
     for attempt in range(1, retries + 2):
         bundle, gate, judged = decision()
         if unknown := set(unseen).intersection(gate.chosen):
-            _hosts.say(
-                f"not started again: whether ranks of the last attempt still run on {fold(unknown)} is not known"
-            )
+            _tell.say(f"not started again: whether ranks of the last attempt still run on {fold(unknown)} is not known")
             break
         if attempt > 1:
-            _hosts.say(f"attempt {attempt} of {retries + 1} on {fold(gate.chosen)}{_without(gate)}")
+            _tell.say(f"attempt {attempt} of {retries + 1} on {fold(gate.chosen)}{_without(gate)}")
         ended = launch(command, () if no_env else judged.env, inventory, gate.chosen, followed, bundle)
         if ended.status == 0 or attempt > retries:
             break
@@ -357,9 +355,9 @@ def _attempts(
         told = "it was told to end" if to_end else "it cannot be run" if ended.status == 127 else ""
         runs = "ranks of this attempt still run" if ended.runs_on else ""
         if why := runs or told or why_not(ended.cause, ended.title):
-            _hosts.say(f"not started again: {why}")
+            _tell.say(f"not started again: {why}")
             break
-        _hosts.say(f"exit {ended.status}: looking at the hosts again, for attempt {attempt + 1} of {retries + 1}")
+        _tell.say(f"exit {ended.status}: looking at the hosts again, for attempt {attempt + 1} of {retries + 1}")
     return ended.status
 
 
