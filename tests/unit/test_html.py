@@ -107,7 +107,7 @@ def test_topology_is_drawn_with_gpu_nic_switch_numa_and_links(broken: str) -> No
 
 def test_a_narrow_link_is_marked() -> None:
     from nccl_doctor.facts.topology import PciDevice
-    from nccl_doctor.report.html.measured import _chip
+    from nccl_doctor.report.html.topologies import _chip
 
     chip = _chip(PciDevice("0000:1b:00.0", "gpu", link_width="8", link_width_max="16"), {"0000:1b:00.0": "GPU2"})
     assert (chip.name, chip.detail, chip.narrow) == ("GPU2", "0000:1b:00.0 x8 of x16", True)
@@ -119,7 +119,7 @@ def test_a_narrow_link_is_marked() -> None:
     [("NV18", ("NV18", "nv")), ("PIX", ("PIX", "pix")), ("", ("?", "cut"))],
 )
 def test_a_cell_of_the_matrix(kind: str, cell: tuple[str, str]) -> None:
-    from nccl_doctor.report.html.measured import _matrix_cell
+    from nccl_doctor.report.html.topologies import _matrix_cell
 
     assert _matrix_cell("GPU0", "GPU1", kind) == cell
     assert _matrix_cell("GPU0", "GPU0", kind) == ("", "self")
