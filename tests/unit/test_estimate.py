@@ -16,9 +16,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.bench import expected
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Estimate, Question, Row, Step, estimate
@@ -32,7 +31,6 @@ from nccl_doctor.bench.verdict import Verdict
 from nccl_doctor.bench.world import Share, World
 from nccl_doctor.facts.collectives import bus_factor
 
-cli._load_commands()
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -361,7 +359,7 @@ RATES = ["--busbw", "20", "--busbw-in-host", "200", "--latency", "10us"]
 
 
 def told(*words: str, columns: int = 80) -> Any:
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli.app, list(words))
+    return typed("", *words, env={"COLUMNS": str(columns)})
 
 
 def test_it_is_told_in_eighty_columns() -> None:

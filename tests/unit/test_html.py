@@ -16,6 +16,7 @@ import msgspec
 import page_fleet
 import pytest
 from facts_builder import NAMES, Builder
+from typing_in import typed
 
 from nccl_doctor.bench.model import Link, RankRecord
 from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
@@ -454,10 +455,6 @@ def test_it_prints_with_everything_open(opened: browsers.Browser) -> None:
 
 
 def test_curves_for_a_format_that_draws_none_are_refused() -> None:
-    from typer.testing import CliRunner
 
-    from nccl_doctor import cli
-
-    cli._load_commands()
-    told = CliRunner().invoke(cli.app, ["report", "run.ndb", "--format", "json", "--bench", "run.json"])
+    told = typed("report run.ndb --format json --bench run.json")
     assert told.exit_code == 2 and "--bench draws curves" in told.output

@@ -22,7 +22,7 @@ import pytest
 import test_hang
 import typer
 from test_preflight_cli import preflight, running, saved
-from typer.testing import CliRunner
+from typing_in import typed
 
 from nccl_doctor import cli
 from nccl_doctor.agent.job.processes import MARK
@@ -42,7 +42,6 @@ from nccl_doctor.rules.retry import why_not
 from nccl_doctor.rules.silence import Command, Left, Look, left, look
 from nccl_doctor.transport.base import ConnectOptions
 
-cli._load_commands()
 HERE = Inventory((HostEntry("a"),), format="local")
 YOUNG_S, OLD_S = 700.0, 60.0  # a command that is older, or younger, than the ranks of 600 s in the bundles here
 
@@ -797,7 +796,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
     ],
 )
 def test_bad_input_is_a_clear_error_and_nothing_is_run(words: str, told: str) -> None:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words.split())
+    done = typed(words, env={"COLUMNS": "200"})
     assert done.exit_code == ExitCode.USAGE and told in done.output, done.output
 
 
