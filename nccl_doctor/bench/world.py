@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.facts.model import Outcome, ProbeResult
+from nccl_doctor.rules.units import size
 
 # Of its own, that a rank takes before it does anything: 148 MB with torch 2.13 on a CPU, more with CUDA.
 RANK_BYTES = 128 << 20
@@ -148,8 +148,8 @@ def place(
             raise CannotRun(f"{name} has {gpus} GPU(s), {ranks} ranks were asked for{why}")
         free = prepared[name].memory
         if free is not None and free < ranks * RANK_BYTES:
-            need = f"{ranks} ranks need {amount(ranks * RANK_BYTES)} or more, for torch alone"
-            raise CannotRun(f"{need}, and {amount(free)} are free on {name}")
+            need = f"{ranks} ranks need {size(ranks * RANK_BYTES)} or more, for torch alone"
+            raise CannotRun(f"{need}, and {size(free)} are free on {name}")
         shares.append(Share(name, first, ranks, prepared[name].python))
         first += ranks
     chosen = prepared[master]
