@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -16,13 +17,13 @@ from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from nccl_doctor.cli._guard import Following
+    from nccl_doctor.collect.check import CheckOptions
     from nccl_doctor.facts.model import Bundle, Plan
     from nccl_doctor.inventory import Inventory
     from nccl_doctor.rules.gate import Gate
     from nccl_doctor.rules.judge import Report
     from nccl_doctor.rules.policy import Policy
     from nccl_doctor.rules.thresholds import Overrides
-    from nccl_doctor.transport.base import ConnectOptions
 
 _TOLD = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]  # by somebody, not by us
 PROFILES = ("quick", "standard", "full")
@@ -123,14 +124,9 @@ def preflight(
 
     What does not fit the budget is left out and counts as unknown; unknown is never healthy.
     """
-    from nccl_doctor.rules.gate import exit_code
-
     rules = _judging.load_policy(policy)
-    outputs = _outputs(report or [])
-    _check_files(
-        {"--good-hosts": good_hosts, "--bad-hosts": bad_hosts, "--save": save},
-        {f"--report {name}": path for name, path in outputs.items()},
-    )
+    files = _Files(_outputs(report or []), good_hosts, bad_hosts, save, history)
+    files.check()
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _tell.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     if command:
@@ -147,30 +143,22 @@ def preflight(
         hosts_are = "is only 1 host" if len(inventory.entries) == 1 else f"are only {len(inventory.entries)} hosts"
         _tell.stop(f"{_said('min-hosts', min_hosts)} {needed}: there {hosts_are}")
     budget_s = _options.seconds(budget or rules.budget or "120s", _said("budget", budget), "90s, 3m or 1h")
-    connect: ConnectOptions | None = None
+    measuring = None
     if earlier is None:
+        from nccl_doctor.collect.check import CheckOptions
+
         chosen = profile or rules.profile or "standard"
         if chosen not in PROFILES:
             _tell.stop(f"{_said('profile', profile)} {chosen!r}: expected one of {', '.join(PROFILES)}")
         plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
+        measuring = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
+    question = _Question(inventory, rules, rows, needed, spares, strict or rules.strict, earlier, measuring)
 
     def decision() -> tuple[Bundle, Gate, Report]:
         """Measure, decide, tell, and leave the files behind; ends the program unless it is a go."""
-        bundle = earlier if connect is None else _collect(inventory, plan, connect, budget_s, rules, rows)
-        assert bundle is not None
-        _hosts.tell_interrupted(bundle)
-        gate, judged = _decide(bundle, rules, rows, needed, spares, strict or rules.strict)
-        _tell_master(bundle.plan, gate)
-        code = exit_code(judged, gate)
-        saved = _judging.save_bundle(bundle, save)  # the decision holds without its record
-        _judging.keep(history, bundle, judged, "preflight", gate)
-        if not _write_hosts(inventory, gate, good_hosts, bad_hosts) and gate.go:
-            code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
-        if bundle.interrupted:
-            code = ExitCode.INTERRUPTED
-        _write_reports(outputs, judged, gate, bundle)
-        _judging.step_summary(judged, gate)
+        bundle, gate, judged = question.answer()
+        code, saved = files.write(inventory, bundle, gate, judged)
         _judging.print_report(format, judged, gate, bundle, code, verbose=verbose, saved=saved)
         if code is not ExitCode.HEALTHY or not command:
             raise typer.Exit(code)
@@ -181,8 +169,107 @@ def preflight(
     else:
         from nccl_doctor.cli._guard import following
 
-        followed = following(silence, on_hang, keep, connect)
+        followed = following(silence, on_hang, keep, measuring.connect if measuring else None)
         raise typer.Exit(_attempts(command, retries, inventory, followed, decision, no_env))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What is decided: by an ``earlier`` run that was saved, else by ``measuring`` the hosts, anew each time."""
+
+    inventory: Inventory
+    rules: Policy
+    rows: Overrides | None
+    min_hosts: int | None
+    spares: int | None
+    strict: bool
+    earlier: Bundle | None
+    measuring: CheckOptions | None
+
+    def answer(self) -> tuple[Bundle, Gate, Report]:
+        """What was measured, what is decided by it, and why."""
+        from nccl_doctor.rules.gate import decide
+        from nccl_doctor.rules.groups import groups
+
+        bundle = self.earlier
+        if self.measuring is not None:
+            bundle = _hosts.collect_facts(self.inventory.entries, self.measuring, self._fit)
+        assert bundle is not None
+        _hosts.tell_interrupted(bundle)
+        judged = _judging.judged(bundle, self.rules, self.rows)
+        gate = decide(judged, min_hosts=self.min_hosts, spares=self.spares, strict=self.strict, groups=groups(bundle))
+        _tell_master(bundle.plan, gate)
+        return bundle, gate, judged
+
+    def _fit(self, so_far: Bundle) -> list[str]:
+        """Which hosts the collectives run on. What the job requires of a later stage is not missing yet."""
+        import msgspec
+
+        from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
+        from nccl_doctor.rules.requirements import stage_of
+
+        needs = tuple(need for need in so_far.plan.require if stage_of(need) in so_far.plan.stages)
+        so_far = msgspec.structs.replace(so_far, plan=msgspec.structs.replace(so_far.plan, require=needs))
+        judged = _judging.judged(so_far, self.rules, self.rows)
+        return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """What a decision leaves behind."""
+
+    reports: dict[str, Path]  # format: where to
+    good_hosts: Path | None
+    bad_hosts: Path | None
+    save: Path | None
+    history: Path | None
+
+    def check(self) -> None:
+        """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
+        files = {"--good-hosts": self.good_hosts, "--bad-hosts": self.bad_hosts, "--save": self.save}
+        for option, path in files.items():
+            if path is not None:
+                _inputs.check_writable(path, option)
+        of: dict[str, str] = {}
+        for option, path in (files | {f"--report {name}": path for name, path in self.reports.items()}).items():
+            if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
+                first = of.setdefault(os.path.realpath(path), option)
+                if first != option:
+                    _tell.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
+        for path in self.reports.values():
+            place = path if path.exists() else path.parent
+            if not os.access(place, os.W_OK) or path.is_dir():
+                why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
+                _tell.say(f"{path}: cannot be written ({place} {why})")
+
+    def write(self, inventory: Inventory, bundle: Bundle, gate: Gate, judged: Report) -> tuple[ExitCode, str]:
+        """Write all of it; the exit code, and where the bundle was saved. The decision holds without its record, but not
+        without the hosts that the job is to run on."""
+        from nccl_doctor.report import formats
+        from nccl_doctor.rules.gate import exit_code
+
+        code = exit_code(judged, gate)
+        saved = _judging.save_bundle(bundle, self.save)
+        _judging.keep(self.history, bundle, judged, "preflight", gate)
+        if not self._write_hosts(inventory, gate) and gate.go:
+            code = ExitCode.INTERNAL_ERROR  # the job would run on the hosts of an older file
+        for name, path in self.reports.items():
+            _write(path, formats.render(name, judged, gate, bundle))
+        _judging.step_summary(judged, gate)
+        return (ExitCode.INTERRUPTED if bundle.interrupted else code), saved
+
+    def _write_hosts(self, inventory: Inventory, gate: Gate) -> bool:
+        """Whether the files of hosts that were asked for are written."""
+        from nccl_doctor.inventory import render
+
+        written = True
+        if self.good_hosts is not None:
+            text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
+            comments = inventory.format not in ("nodeset", "slurm")  # a node set is read as a whole, by $(cat FILE)
+            written = _write(self.good_hosts, text + "".join(f"# spare: {name}\n" for name in gate.spares if comments))
+        if self.bad_hosts is not None:
+            written = _write(self.bad_hosts, f"{fold(gate.not_good)}\n" if gate.not_good else "") and written
+        return written
 
 
 def _outputs(wanted: list[str]) -> dict[str, Path]:
@@ -197,24 +284,6 @@ def _outputs(wanted: list[str]) -> dict[str, Path]:
             _tell.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
         outputs[name] = Path(path)
     return outputs
-
-
-def _check_files(files: dict[str, Path | None], reports: dict[str, Path]) -> None:
-    """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
-    for option, path in files.items():
-        if path is not None:
-            _inputs.check_writable(path, option)
-    of: dict[str, str] = {}
-    for option, path in (files | reports).items():
-        if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
-            first = of.setdefault(os.path.realpath(path), option)
-            if first != option:
-                _tell.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
-    for path in reports.values():
-        place = path if path.exists() else path.parent
-        if not os.access(place, os.W_OK) or path.is_dir():
-            why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
-            _tell.say(f"{path}: cannot be written ({place} {why})")
 
 
 def _said(name: str, option: object) -> str:
@@ -249,41 +318,11 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
     )
 
 
-def _collect(
-    inventory: Inventory, plan: Plan, connect: ConnectOptions, budget_s: float, rules: Policy, rows: Overrides | None
-) -> Bundle:
-    import msgspec
-
-    from nccl_doctor.collect.check import CheckOptions
-    from nccl_doctor.rules.gate import BAD, UNKNOWN, decide_hosts
-    from nccl_doctor.rules.requirements import stage_of
-
-    def fit(bundle: Bundle) -> list[str]:
-        # The stages so far: what the job requires of a later one is not missing yet.
-        needs = tuple(need for need in plan.require if stage_of(need) in bundle.plan.stages)
-        so_far = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=needs))
-        judged = _judging.judged(so_far, rules, rows)
-        return [item.host for item in decide_hosts(judged) if item.state not in (BAD, UNKNOWN)]
-
-    options = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
-    return _hosts.collect_facts(inventory.entries, options, fit)
-
-
 def _inventory_of(bundle: Bundle) -> Inventory:
     from nccl_doctor.inventory import HostEntry, Inventory
 
     entries = tuple(HostEntry(facts.name, slots=facts.slots) for facts in bundle.hosts)
     return Inventory(entries, format="openmpi" if any(entry.slots for entry in entries) else "plain")
-
-
-def _decide(
-    bundle: Bundle, rules: Policy, rows: Overrides | None, min_hosts: int | None, spares: int | None, strict: bool
-) -> tuple[Gate, Report]:
-    from nccl_doctor.rules.gate import decide
-    from nccl_doctor.rules.groups import groups
-
-    judged = _judging.judged(bundle, rules, rows)
-    return decide(judged, min_hosts=min_hosts, spares=spares, strict=strict, groups=groups(bundle)), judged
 
 
 def _tell_master(plan: Plan, gate: Gate) -> None:
@@ -304,27 +343,6 @@ def _write(path: Path, text: str) -> bool:
         _tell.say(f"{path}: {error.strerror or error}")
         return False
     return True
-
-
-def _write_hosts(inventory: Inventory, gate: Gate, good: Path | None, bad: Path | None) -> bool:
-    """Whether the files that were asked for are written."""
-    from nccl_doctor.inventory import render
-
-    written = True
-    if good is not None:
-        text = render((entry for entry in inventory.entries if entry.name in gate.chosen), inventory.format)
-        comments = inventory.format not in ("nodeset", "slurm")  # a node set is read as a whole, by $(cat FILE)
-        written = _write(good, text + "".join(f"# spare: {name}\n" for name in gate.spares if comments))
-    if bad is not None:
-        written = _write(bad, f"{fold(gate.not_good)}\n" if gate.not_good else "") and written
-    return written
-
-
-def _write_reports(outputs: dict[str, Path], judged: Report, gate: Gate, bundle: Bundle) -> None:
-    from nccl_doctor.report import formats
-
-    for name, path in outputs.items():
-        _write(path, formats.render(name, judged, gate, bundle))
 
 
 def _attempts(
