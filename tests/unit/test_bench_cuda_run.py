@@ -22,7 +22,7 @@ from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.probes import bench
 from nccl_doctor.bench.model import Collector, Results
-from nccl_doctor.bench.run import CannotRun, Prepared, choose_backend
+from nccl_doctor.bench.world import CannotRun, Prepared, choose_backend
 from tests.ports import free_port
 
 torch = pytest.importorskip("torch")
