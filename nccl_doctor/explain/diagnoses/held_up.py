@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import statistics
@@ -251,6 +252,7 @@ _SECOND = 1.0
 _MUCH_LONGER = 10.0  # times
 
 
+@functools.lru_cache(maxsize=1)
 def _data_times(case: Case) -> list[tuple[bool, Hit]]:
     """The steps that tell how long they waited for data, and whether that was the most of their time and a second at least."""
     steps = [hit for hit in (*case.hits("progress"), *case.tail) if "ata" in hit.text]
