@@ -10,7 +10,8 @@ import re
 _SERVICE = re.compile(
     r"\b(?:systemd(?:-\w+)?|sshd|CRON|crond?|anacron|kubelet|containerd|dockerd|snapd|chronyd|ntpd|rsyslogd|dhclient|"
     r"NetworkManager|auditd|logrotate|telegraf|sudo)\[\d+\]: |"
-    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg="
+    r"\bcaller=[\w/.-]+\.go:\d|\b[IWEF]\d{4} [\d:.]{8,15} +\d+ [\w-]+\.go:\d+\] |\blevel=(?:debug|info)\b.{0,80}\bmsg=",
+    re.ASCII,  # faster by half: every line of progress is asked
 )
 
 

@@ -64,12 +64,13 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
-_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b")  # a job step is Slurm's
+_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b", re.ASCII)  # a job step is Slurm's
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
 # A line of a program, as a stack or somebody's paste quotes it: "self.global_step += 1", "for step in range(100):"
 _CODE = re.compile(
-    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\("
+    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\(",
+    re.ASCII,
 )
 
 # The first epoch's heading, and a bar that has not moved: a job that hangs in its first step has printed both
