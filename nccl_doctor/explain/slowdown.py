@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit

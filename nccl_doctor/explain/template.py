@@ -9,7 +9,7 @@ hole does not fit, only the first piece is looked for again, at most eight times
 
 from __future__ import annotations
 
-import re
+from nccl_doctor.explain import lazy_re as re
 
 _HOLE = re.compile(r"\{([a-z_]*)(?::(int|hex|word|num))?\}")
 _TYPES = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place

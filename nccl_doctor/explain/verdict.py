@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from nccl_doctor.explain import advice, quotes, trouble
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER
 from nccl_doctor.explain.diagnoses import Candidate

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import statistics
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name

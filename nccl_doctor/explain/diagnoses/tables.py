@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 import textwrap
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis

@@ -6,15 +6,18 @@ what its numbers are called before it asked how long the step took, a tenth of o
 
 from __future__ import annotations
 
+import gc
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nccl_doctor.explain import lazy_re
 from nccl_doctor.explain.api import explain
-from nccl_doctor.explain.files import read_file
+from nccl_doctor.explain.files import read_file, reasoning
 from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers.inputs import LogFile
 from nccl_doctor.explain.readers.scan import scan
@@ -135,3 +138,27 @@ def test_ordinary_output_wakes_nothing(tmp_path: Path) -> None:
     file = LogFile(str(path), path.name, 3, "gpu000", path.stat().st_size)
     read_file(file)
     assert _calls(lambda: read_file(file))[0] < MOST_PER_FILE
+
+
+_USED = """
+import gc, sys
+from nccl_doctor.explain import files, lazy_re
+files.explain_paths(sys.argv[1:])
+patterns = [item for item in gc.get_objects() if type(item) is lazy_re._Lazy]
+print(len(patterns), sum(len(vars(item)) > 1 for item in patterns))
+"""
+
+
+def test_a_small_log_needs_few_of_the_patterns(tmp_path: Path) -> None:
+    """What compiles all of them as it is imported takes a quarter more time for a small log."""
+    path = tmp_path / "rank3.log"
+    path.write_text("\n".join([*_start(3, 8), *_one_raises(17)]) + "\n")
+    told = subprocess.run([sys.executable, "-c", _USED, str(path)], capture_output=True, text=True, check=True)
+    patterns, used = map(int, told.stdout.split())
+    assert 0 < 2 * used < patterns  # 127 of 410 as this is written
+
+
+def test_every_pattern_can_be_compiled() -> None:
+    reasoning()
+    for item in [item for item in gc.get_objects() if type(item) is lazy_re._Lazy]:
+        assert item.groups >= 0
