@@ -46,7 +46,7 @@ _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # com
 
 # A step that an earlier run made, or a setting: "resume_from_step: 200"
 _BEFORE_WORK = re.compile(
-    r"\b(?:[Rr]esum|[Rr]estor)(?:ed|ing)\b.* (?:from|at) |"
+    r"[Rr]es(?<!\w...)(?:um|tor)(?:ed|ing)\b.* (?:from|at) |"
     r"^\W*(?:max|num|total|log|save|eval|warm\w*|resume|start|per|n)\w*(?:step|epoch|iteration)s?['\"]?\s*[:=]\s*\S+\s*$"
 )
 
@@ -67,9 +67,10 @@ _NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
 # A line of a program, as a stack or somebody's paste quotes it: "self.global_step += 1", "for step in range(100):"
+# (what stands before is asked behind the first letters: so the engine skips to these, on every line of progress)
 _CODE = re.compile(
-    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\(",
-    re.ASCII,
+    r"^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|"
+    r"[+*/-]=(?:(?<=\w..)|(?<=\w\s..))\s?\w|[=!<>]=(?<=\w\s..)\s\w|self\.(?<!\wself\.)\w|in (?<!\win )(?:range|enumerate)\("
 )
 
 # The first epoch's heading, and a bar that has not moved: a job that hangs in its first step has printed both
