@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.recommend_hang import recorder
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import ranks_of, shape

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import excuses, trouble
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
 from nccl_doctor.explain.lines import ending, hosts_told, place, ranks_of, shortened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.explain.model import Hit
@@ -79,9 +78,6 @@ def ending(text: str, most: int) -> str:
     return text if len(text) <= most else "… " + text[-most:].split(None, 1)[-1]
 
 
-_NUMBERS = re.compile(r"[\d.,:]+")
-
-
-def shape(text: str) -> str:
+def shape(text: str) -> bytes:
     """A line without its numbers: reports of the same kind look alike."""
-    return _NUMBERS.sub("", text)
+    return text.encode(errors="replace").translate(None, b"0123456789.,:")

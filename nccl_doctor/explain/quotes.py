@@ -39,10 +39,11 @@ def of_cause(case: Case, item: Candidate) -> tuple[Evidence, ...]:
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(related.lines(case, item.id)))
     hits = unique([*own[:half], *more[:half], *own[half:], *more[half:]])
-    exceptions = reversed(case.summary.tracebacks)
-    ended = next(([one.hit] for one in exceptions if one.type and not LAUNCHER.search(one.type)), [])
-    hits = unique([*hits, *_latest(case, own), *_around(case, hits), *ended])[:MAX_EVIDENCE]
-    return tuple(quote(hit) for hit in hits)
+    if len(hits) < MAX_EVIDENCE:
+        exceptions = reversed(case.summary.tracebacks)
+        ended = next(([one.hit] for one in exceptions if one.type and not LAUNCHER.search(one.type)), [])
+        hits = unique([*hits, *_latest(case, own), *_around(case, hits), *ended])
+    return tuple(quote(hit) for hit in hits[:MAX_EVIDENCE])
 
 
 def _spread(hits: list[Hit]) -> list[Hit]:

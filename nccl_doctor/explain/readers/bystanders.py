@@ -16,7 +16,8 @@ _SERVICE = re.compile(
 
 def is_of_a_service(text: str) -> bool:
     """Whether a line is a system service's: it tells nothing of how a job goes on."""
-    return _SERVICE.search(text, 0, 200) is not None
+    may_be = "]: " in text or ".go:" in text or "level=" in text  # asked first: every line of progress is looked at
+    return may_be and _SERVICE.search(text, 0, 200) is not None
 
 
 _KERNEL = re.compile(
