@@ -219,6 +219,8 @@ class Course:
     def _overcome(self, name: str, last: Hit) -> bool:
         if name == "master-refused" and any(later(one, last) for one in self._logs.hits("watchdog-timeout")):
             return True  # a collective comes after the rendezvous
+        if name == "imex" and any(came_after(one, last) for one in self._logs.lasts("nccl-init-complete")):
+            return True  # without it no communicator over NVLink would have formed
         if name in _STARTS_NOTHING:
             ran = (one for kind in (*DISTRIBUTED, "progress") for one in self._logs.lasts(kind))
             return any(came_after(one, last) for one in ran)

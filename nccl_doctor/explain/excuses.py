@@ -109,6 +109,21 @@ def _behind(one: Hit, other: Hit) -> bool:
     return later(one, other) or came_after(one, other) is True
 
 
+def _of_an_attempt_before(case: Case, hit: Hit) -> bool:
+    """Whether a port was taken only when the workers had been started again: those of the attempt before still hold it."""
+    return hit.signature == "port-in-use" and any(_behind(hit, one) for one in case.hits("workers-restarted"))
+
+
+_NO_STORE = frozenset(("master-unreachable", "master-timeout", "master-refused", "rdzv-connection"))
+
+
+def _store_is_gone(case: Case, hit: Hit) -> bool:
+    """Whether a rank finds no store after others had given up waiting: it went with them."""
+    return hit.signature in _NO_STORE and any(
+        _behind(hit, one) for one in case.hits("watchdog-timeout", "watchdog-down")
+    )
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -117,7 +132,9 @@ _DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger}
 # What is left of a cause whose lines are all excused so.
 _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_beside_the_job, 0.58),
+    (_of_an_attempt_before, 0.45),
     (_by_hand, 0.3),
+    (_store_is_gone, 0.3),
     (_ended_by_others, 0.2),
     (_up_at_the_start, 0.2),
     (_switched_off, 0.18),

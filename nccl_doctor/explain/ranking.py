@@ -84,7 +84,7 @@ def rank(case: Case) -> list[Candidate]:
     for item in candidates:
         if item.cured or _slows(case, item) or case.has("nccl-corruption"):
             continue
-        if case.course.recovered or _survived(case, item):
+        if case.course.recovered or _survived(case, item) or _gives_way(case, item, candidates):
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -133,6 +133,32 @@ def _survived(case: Case, item: Candidate) -> bool:
     ]
     latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
     return all(_went_on(case, item, last) for last in latest.values())
+
+
+_LONG = 1800.0  # seconds: no usual time-out of a collective is longer
+
+
+def _long_before(one: Hit, other: Hit) -> bool:
+    """Whether what stands still after ``one`` would have ended, or printed all it can, before ``other`` came."""
+    if one.seconds is not None and other.seconds is not None and other.seconds - one.seconds > _LONG:
+        return True
+    return one.file == other.file and other.line > one.line + MANY_LINES
+
+
+def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool:
+    """Whether the work went on for long after it, until something else came that convinces as much."""
+    last = max(item.hits, key=place)
+    step = case.last("progress", last.file)
+    if last.file in case.course.failed_files or step is None or not _long_before(last, step):
+        return False
+    return any(
+        other.strength >= _SEEN
+        and other.id not in LATE
+        and not other.vague
+        and all(_long_before(last, hit) for hit in other.hits)
+        for other in candidates
+        if other is not item and item.id not in EXPLAINS.get(other.id, ())
+    )
 
 
 def _went_on(case: Case, item: Candidate, last: Hit) -> bool:

@@ -85,7 +85,8 @@ def _failing(hits: list[Hit]) -> list[Hit]:
 def lines(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
-    found = [hit for hit in case.hits("error-line") if place(hit) not in quiet and sounds_bad(hit.text)]
+    said = [hit for hit in case.hits("error-line") if place(hit) not in quiet and not bystanders.is_typed(hit.text)]
+    found = [hit for hit in said if sounds_bad(hit.text)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

@@ -256,14 +256,19 @@ def peermem(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
     """NCCL uses GPUDirect RDMA on some hosts of the job and does not on others, which slow all of it down: it finds it disabled
-    there, or all that they receive goes without. Which it sends without depends on the path from the GPU."""
+    there, or all that they receive goes without. What it sends may go without by the path from the GPU: several others have to
+    send with it."""
     used, lacking = hosts_of(case.hits("channel-gdr")), case.hits("gdr-disabled")
-    received = [hit for hit in case.hits("channel-net") if "[receive] via NET/IB" in hit.text]
-    with_it = hosts_of(hit for hit in received if "/GDRDMA" in hit.text)
-    without = hosts_of(received) - with_it if with_it else set()
-    odd = (hosts_of(lacking) & hosts_of(case.hits("channel-net")) | without) - used
+    over = [hit for hit in case.hits("channel-net") if "via NET/IB" in hit.text]
+    without: list[Hit] = []
+    for way, least in (("[receive]", 1), ("[send]", 2)):
+        channels = [hit for hit in over if way in hit.text]
+        with_it = hosts_of(hit for hit in channels if "/GDRDMA" in hit.text)
+        if len(with_it) >= least:
+            without += [hit for hit in channels if hit.host not in with_it]
+    odd = (hosts_of(lacking) & hosts_of(case.hits("channel-net")) | hosts_of(without)) - used
     if used and odd:
-        proof = [hit for hit in (*lacking, *received) if hit.host in odd]
+        proof = [hit for hit in (*lacking, *without) if hit.host in odd]
         complaint = complaints(case)
         # Of one host the sentence begins with its name.
         where = f" on {shortened(', '.join(sorted(odd)), 60)}" if len(odd) > 1 else ""

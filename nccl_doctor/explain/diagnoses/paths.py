@@ -60,20 +60,26 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
+_FORBIDS = (("NCCL_IB_DISABLE", "1", ()), ("NCCL_NET", "socket", ("ofi-adapters", "net-ib-using")))
+
+
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
-    """NCCL_IB_DISABLE=1 sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that are up; or
-    somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
-    forbidden = case.env.get("NCCL_IB_DISABLE", ()) if case.value("NCCL_IB_DISABLE") == "1" else ()
-    up = case.hits("adapter-up") or case.hits("adapters-told")
-    complaint = communication_complaints(case)
-    several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
-    if forbidden and (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:
-        what = "RDMA adapters that are up" if up else "any RDMA adapter"
-        title = f"NCCL_IB_DISABLE=1 keeps NCCL from {what}: the nodes talk over TCP sockets"
-        proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
-        strength = 0.72 if complaint else 0.6
-        yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
+    """NCCL_IB_DISABLE=1 or NCCL_NET=Socket sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that
+    are up, or NCCL found some; or somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
+    for name, value, found in _FORBIDS:
+        if (case.value(name) or "").casefold() != value:
+            continue
+        forbidden = case.env[name]
+        up = case.hits("adapter-up", *found) or case.hits("adapters-told")
+        complaint = communication_complaints(case)
+        several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
+        if (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:
+            what = "RDMA adapters that are there" if up else "any RDMA adapter"
+            title = f"{name}={case.value(name)} keeps NCCL from {what}: the nodes talk over TCP sockets"
+            proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]
+            strength = 0.72 if complaint else 0.66 if case.has("watchdog-timeout") else 0.6
+            yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
 
 
 _TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")

@@ -185,6 +185,7 @@ says(
     "got exception in all reduce -- skipping remaining",
     "got exception in pg configure: ",
     "got exception in recovery: ",
+    "should_commit failed {times:int} times (max_retries=",
     role=Role.SYMPTOM,
     fold="torchft leaves out a step",
     why="A collective of torchft failed: the step is left out, and the group is formed anew without the replica that failed.",

@@ -127,6 +127,12 @@ says(
     why="The plugin could register no GPU memory with EFA: no DMA-BUF in the kernel or the driver, or FI_EFA_USE_DEVICE_RDMA=0.",
 )
 says(
+    "ofi-adapters",
+    "elected provider is efa",
+    "elected Provider is efa",
+    why="The plugin for libfabric found adapters of its own (EFA).",
+)
+says(
     "ofi-over-tcp",
     "elected provider is tcp",
     "elected Provider is tcp",
@@ -279,7 +285,7 @@ says(
     strength=0.72,
     title="SHARP (CollNet) could not be used",
     why="The SHARP plugin or its aggregation manager failed; NCCL falls back unless CollNet is required.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|no AM|Cannot|ERROR", line)),
+    where=lambda groups, line: "NVLS" not in line and bool(re.search(r"rror|ail|no AM|Cannot|ERROR", line)),
 )
 _PEER_GONE = re.compile(
     r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"

@@ -560,9 +560,13 @@ says(
     "no-step-seen",
     "o step for {seconds:num}s",
     "o progress for {seconds:num}s",
+    "o step finished for {seconds:num} s",
     "no training step for {seconds:num} s",
     "no progress in the last {seconds:num} s",
     role=S,
+    cause="app.straggler-timeout",
+    strength=0.3,
+    title="the job made no step for {seconds} s",
     fold="a watcher saw no step",
     why="A trainer's own watcher says that the job stands still; whose fault that is, it does not know.",
 )

@@ -639,7 +639,8 @@ says(
     where=lambda groups, line: bool(
         # pyxis tells its progress by slurmstepd's function for errors
         re.search(
-            r"rror|ail|FATAL|denied|BackOff|not ", re.sub(r"^.*error: (?=pyxis: (?:import|creat|start))", "", line)
+            r"rror|ail|FATAL|denied|BackOff|not ",
+            re.sub(r"^.*error: (?=pyxis: (?:import|creat|start|warning))", "", line),
         )
     ),
 )
