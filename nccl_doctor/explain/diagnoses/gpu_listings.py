@@ -313,7 +313,7 @@ def gpu_is_held_back(case: Case) -> Iterable[Candidate]:
     others', or its board's own, leaves it. A GPU that is merely warm, and a limit that all have, count beside a sign that the job is
     slow only."""
     lacks = itertools.chain.from_iterable(source(case) for source in _HELD_BACK_BY)
-    yield from weighed("gpu.thermal-power", lacks, lambda: too_slow(case))
+    yield from weighed(case, "gpu.thermal-power", lacks, too_slow)
 
 
 _HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none
