@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 from collections.abc import Iterable, Iterator
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.gpu_listings import gpu_cells

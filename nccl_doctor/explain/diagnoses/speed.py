@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
@@ -75,7 +75,7 @@ _NAMED_RATE = re.compile(
 )
 _OF_STEPS = re.compile(r"(m)?s(?:ec)?/|(?:it|steps?|iter\w*)/s", re.IGNORECASE)
 _TIME_OF_STEP = re.compile(
-    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|\b(?:in|took) |(?=\S{1,24} ?m?s/(?:step|it)))(\d{1,12}(?:\.\d{1,6})?) ?(m?s)(?:\b|/)",
+    r"(?:\bstep(?:[_ ]?time)?\W{0,3}|\b(?:in|took) |(?=\d\S{0,23} ?m?s/(?:step|it)))(\d{1,12}(?:\.\d{1,6})?) ?(m?s)(?:\b|/)",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(?<![\d.])(\d{1,12}(?:\.\d{1,6})?) ?(m?s)\b")
@@ -128,7 +128,7 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
     return 0.0
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # many rules ask
 def complaints(case: Case) -> list[Hit]:
     """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be, or once was."""
     last = case.last("expectation")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import functools
 import statistics
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
@@ -111,6 +112,7 @@ _SECOND = 1.0
 _MUCH_LONGER = 10.0  # times
 
 
+@functools.lru_cache(maxsize=1)
 def _data_times(case: Case) -> list[tuple[bool, Hit]]:
     """The steps that tell how long they waited for data, and whether that was the most of their time and a second at least."""
     steps = [hit for hit in (*case.hits("progress"), *case.tail) if "ata" in hit.text]

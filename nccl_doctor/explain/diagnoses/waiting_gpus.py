@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.gpu_listings import ALWAYS_BUSY, NAMELESS, GpuRow, gpu_rows

@@ -19,6 +19,9 @@ def _timeout(rank: int, sequence: int, operation: str = "ALLREDUCE") -> str:
 PEER = "n1:1:9 [0] misc/socket.cc:484 NCCL WARN socketProgress: Connection closed by remote peer n2<40123>"
 
 MESSAGES = {
+    "sw.nccl-version-mismatch": (
+        "n1:1:9 [0] NCCL WARN Mismatched NCCL git versions detected: rank 0 fingerprint 0x12ab34cd, rank 3 fingerprint 0x99ab34cd",
+    ),
     "net.mtu": (
         "ping -M do -s 8972 10.0.0.2\nping: local error: message too long, mtu=1500\nWatchdog caught collective operation timeout",
         "PING 10.0.0.2 (10.0.0.2) 8972(9000) bytes of data.\n--- 10.0.0.2 ping statistics ---\n3 packets transmitted, 0 received, 100% packet loss, time 2043ms\n$ ping -c 3 -M do -s 1400 10.0.0.2\n3 packets transmitted, 3 received, 0% packet loss",
@@ -136,6 +139,7 @@ MESSAGES = {
         "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly",
     ),
     "app.collective-mismatch": (
+        "n1:1:9 [0] NCCL WARN Window registration capabilities disagree between rank 0 and rank 3\nncclInvalidArgument: Invalid value for an argument.",
         "[n1] NET/IB : req 0/1 tag 7 peer 10.0.0.1<5> collective mismatch error, local size 4194304 remote size 1048576",
         "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 4194304 vs 1048576",
     ),
@@ -202,6 +206,8 @@ MESSAGES = {
         "NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
     ),
     "ib.retry-exceeded": (
+        "n1:1:9 [0] NCCL WARN NET/IB: WQE stall (no CQE): peer=10.0.0.2<41000> | local: qpn=91 dev=mlx5_3 port=1 lid=0 localGid=::ffff:10.0.0.1 "
+        "| remote: qpn=77 port=1 lid=0 remoteGid=::ffff:10.0.0.2 | stall_thr=5000000000ns age=9000000123ns inflight=12",
         "[LOG_CAT] Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)",
     ),
     "ib.gdr": (

@@ -618,6 +618,14 @@ def test_a_message_that_begins_below_the_name_of_its_exception_is_told() -> None
     assert "raised AssertionError at" in explain_text(f"{frames}AssertionError\n").causes[0].title
 
 
+def test_who_raised_is_told_as_torchrun_tells_it() -> None:
+    """Its number is that on the node, which no rank is; where more than one raised alike, it is the program."""
+    raised = "[default{0}]:Traceback (most recent call last):\n[default{0}]:KeyError: 'dgo'\n"
+    lost = "[default0]:RuntimeError: Connection closed by peer [10.0.0.3]:20384\n"
+    assert explain_text(raised.format(3) + lost).causes[0].title.startswith("local rank 3 raised KeyError")
+    assert explain_text(raised.format(3) + raised.format(1) + lost).causes[0].title.startswith("the program raised")
+
+
 def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
     assert ending(text, 110).startswith("… the endpoint")
