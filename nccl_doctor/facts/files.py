@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
     if before and not (stat.S_ISREG(before.st_mode) and os.access(target.parent, os.W_OK) and not _is_stream(path)):
         path.write_bytes(content)
         return
-    beside = target.with_name(f".nccl-doctor-{secrets.token_hex(8)}")
+    beside = target.with_name(f".nccl-doctor-{os.urandom(8).hex()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         with os.fdopen(handle, "wb") as stream:

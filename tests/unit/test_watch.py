@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from watched import GIB, Change, all_gpus, both, one_gpu
 
 from nccl_doctor import cli
-from nccl_doctor.cli import _hosts
+from nccl_doctor.cli import _options
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_folds import POINTS, Series
 from nccl_doctor.collect.watch_series import EVENTS, GONE_NICS_KEPT, LINES_TOLD, HostSeries
@@ -1169,5 +1169,5 @@ def test_bad_input_is_told(words: str, why: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2d", 172800.0)])
 def test_times_are_read(text: str, seconds: float) -> None:
-    assert _hosts.seconds(text, "--for", "90s", most=1e6) == seconds
-    assert _hosts.time_option("", most=1e6).parser(text) == seconds
+    assert _options.seconds(text, "--for", "90s", most=1e6) == seconds
+    assert _options.time_option("", most=1e6).parser(text) == seconds
