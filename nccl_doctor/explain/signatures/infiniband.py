@@ -282,6 +282,16 @@ says(
     where=lambda groups, line: "Peer: 127." not in line,
 )
 says(
+    "rdma-cm-call",
+    "rdma_{call:word} failed",
+    "times ADDR_ERROR - {call}",
+    cause="ib.qp-connect",
+    strength=0.72,
+    title="the RDMA connection manager makes no connection ({call})",
+    why="perftest's -R, rping and their kin name an IP address: it has to be one of an adapter's own interface (in a pod its virtual function's), with a route over it to the peer.",
+    where=lambda groups, line: groups["call"] in ("resolve_addr", "resolve_route", "connect", "bind_addr", "aborting"),
+)
+says(
     "rdma-cm-loopback",
     "RDMA_CM_EVENT_UNREACHABLE{}Peer: 127.",
     "RDMA_CM_EVENT_ROUTE_ERROR{}Peer: 127.",
@@ -386,7 +396,9 @@ says(
     why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
     where=lambda groups, line: "retrying" not in line,
 )
-_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
+_SAYS_NO_REASON = re.compile(
+    r"(?:ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed|Couldn't allocate (?:MR|PD))\W*$"
+)
 says(
     "create-qp",
     "Call to ibv_create_qp failed",
@@ -394,6 +406,8 @@ says(
     "Call to ibv_create_ah failed",
     "Failed to create QP",
     "Couldn't create QP",
+    "Couldn't create CQ",  # perftest
+    "Couldn't create SRQ",
     "Attempted to connect incompatible devices",
     "Can't connect net devices with different link_layer",
     "is incompatible with the local",
@@ -434,6 +448,8 @@ says(
     "ibv_create_qp failed",
     "ibv_create_cq failed",
     "ibv_alloc_pd failed",
+    "Couldn't allocate MR",  # perftest
+    "Couldn't allocate PD",
     why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
     where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
 )
@@ -503,7 +519,7 @@ says(
     why="Registration of GPU memory fails (EFAULT, EINVAL): nvidia_peermem is not loaded or was built for other drivers, or DMA-BUF is not supported.",
     where=lambda groups, line: (
         re.search(
-            r"Bad address|Invalid argument|Operation not supported|EFAULT|errno (?:14|22)|error=(?:14|22|93)|peer_?mem|"
+            r"Bad address|Invalid argument|Operation not supported|EFAULT|errno (?:14|22)|error=(?:14|22|93|95)|peer_?mem|"
             r"dmaBufSupported: 0|gdr_pin_buffer|p2p_get_pages",
             line,
         )
@@ -552,6 +568,7 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "Unable to find the Infiniband/RoCE device",
     "main: stat of IB device '{dev}' failed: ",
     "sys files not found (/sys/class/infiniband",
     "NET/IB : Unable to query device",
@@ -630,9 +647,25 @@ says(
     ),
 )
 says(
+    "driver-container-stops",
+    "Storage modules are loaded for current driver, terminating",
+    "is used and will FAIL driver reload",
+    "Drivers inventory folder unreachable",
+    "awating DTK compilation",
+    "Failed to determine RHEL version for OCP DTK driver build",
+    "Failed to discover DKMS module from",
+    cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
+    strength=0.84,
+    title="the network operator's driver container (MOFED, DOCA-OFED) ends before it has loaded the adapters' driver",
+    why="It replaces the kernel's driver by its own, and does not where other modules (storage: UNLOAD_STORAGE_MODULES) hold the old one or it cannot be built for this kernel.",
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
-    why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
+    "query_device({driver}) returned {code:int}: Inappropriate ioctl for device",
+    "query_device: invalid comp_mask",
+    why="libibverbs, its driver library and the kernel's driver are not of one release: a device is left out, or refuses the first question.",
 )
 says(
     "psm-unit",
@@ -641,6 +674,7 @@ says(
     "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
+    "PSM Could not find an OPA Unit",
     cause="ib.device-not-found",
     strength=0.66,
     title="PSM, the library of Omni-Path (PSM3: of Ethernet adapters, too), cannot open an adapter",

@@ -26,6 +26,7 @@ says(
     "At least one of the requested hosts is not included in the current allocation",
     "Some of the requested hosts are not included in the current allocation",
     "A hostfile was provided that contains at least one node not",
+    'pbs_tmrsh: host "{host}" is not a node in job',
     cause="launch.world-size",
     page="launch.world-size.slots",
     strength=0.9,
@@ -39,6 +40,14 @@ says(
     strength=0.9,
     title="mpirun does not run as root without --allow-run-as-root",
     why="In most containers everybody is root. Nothing was started. OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it, too.",
+)
+says(
+    "mpirun-in-mpirun",
+    "does not support recursive calls of {program:word}",
+    cause="unrelated",
+    strength=0.92,
+    title="{program} was called inside of a job that {program} started: start the program itself",
+    why="A script that calls {program} must be run once, not by each process of another {program}.",
 )
 says(
     "mpirun-no-ssh",
@@ -248,6 +257,7 @@ says(
     "MPI_INIT has failed because at least one MPI process is unreachable",
     "BTLs attempted: {names}",
     cause="net.wrong-interface",
+    page="net.plugin.transport",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
     why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",

@@ -31,6 +31,14 @@ says(
     why="A shared-memory segment cannot be created or extended: containers have 64 MB of /dev/shm by default.",
 )
 says(
+    "shm-psm",
+    "PSM could not set up shared memory segment",
+    cause="sys.shm",
+    strength=0.82,
+    title="PSM (Omni-Path) cannot set up the shared memory between the processes of a host",
+    why="/dev/shm is full, or the segment of a neighbour process is not there: it has ended, runs in another container, or something cleans /dev/shm.",
+)
+says(
     "no-pci-path",
     "Could not find real path of /sys/class/pci_bus/{bus}",
     cause="sys.container",
@@ -165,7 +173,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|mlx5dv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
