@@ -380,6 +380,14 @@ says(
     why="The GID table has no (valid) entry at this index, or changed under the job.",
 )
 says(
+    "nvshmem-gid-type",
+    "failed in ib_roce_get_version_num: ",
+    cause="ib.gid-index",
+    strength=0.62,
+    title="NVSHMEM cannot read the type of a GID: the container's GID table is not that of its namespace, or the entry is empty",
+    why="Older NVSHMEM tries every index and warns of each empty one, too: it matters where the start fails after it.",
+)
+says(
     "modify-qp",
     "Call to ibv_modify_qp failed with {code:int} {error}, on dev {dev}",
     "Call to ibv_modify_qp failed with {code:int} {error}",
@@ -435,6 +443,10 @@ says(
     "ibv_create_qp failed",
     "ibv_create_cq failed",
     "ibv_alloc_pd failed",
+    "ailed to create qp",  # of programs with verbs of their own
+    "ailed to create cq",
+    "ailed to create QP",
+    "ailed to create CQ",
     cause="ib.memlock",
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
@@ -595,13 +607,16 @@ says(
     "Failed to initialize GDRCopy",
     "Failed to open gdr handle",
     "gdr_open{}fail",
+    "gdr_open error: Is gdrdrv driver installed and loaded?",  # GDRCopy's own tests
+    "Error: gdrcopy requires gdrdrv",
     "Failed to open gdrdrv",
     "/dev/gdrdrv",
     cause="sys.container",
     strength=0.8,
-    title="GDRCopy cannot be opened: /dev/gdrdrv is not in this container",
+    page="ib.gdr.gdrcopy",
+    title="GDRCopy cannot be opened: /dev/gdrdrv is not here (module not loaded, or not let into this container)",
     why="The gdrdrv device is missing or not permitted here.",
-    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot|gdr_open error|requires gdrdrv", line)),
 )
 says(
     "qp-mtu",

@@ -173,7 +173,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|(?i:\b(?:qp|cq|srq|pd|mr)s?\b)|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
