@@ -315,6 +315,7 @@ says(
     "port_module_event",
     "link status definitely down",
     "now running without any active interface",
+    "No 802.3ad response from the link partner for any adapters",
     cause="ib.port-down",
     strength=0.9,
     title="a network link went down (kernel log)",
@@ -323,6 +324,16 @@ says(
         re.search(r"mlx|bnxt|ib|eth|ens|enp|irdma|port|Link|bond|Cable", line) is not None
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
+)
+says(
+    "broadcast-group-refused",
+    "multicast join failed for {group:word}, status {code:int}",
+    "multicast join failed for {group:word}, status -{code:int}",
+    cause="ib.port-down",
+    strength=0.62,
+    title="IPoIB cannot join its broadcast group ({group}): no IP traffic over InfiniBand (kernel log)",
+    why="The subnet manager has no such group for this partition, or its rate and MTU do not fit the port. NCCL's own traffic over verbs does not need it; its bootstrap over ib0 does.",
+    where=lambda groups, line: groups["code"] != "0" and "sendonly" not in line,
 )
 says(
     "port-state-down",

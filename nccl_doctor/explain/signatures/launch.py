@@ -234,6 +234,7 @@ says(
     "Unable to layout tasks on given cpus",
     "Unable to satisfy cpu bind request",
     cause="launch.world-size",
+    page="launch.world-size.step",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",
     why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",

@@ -398,6 +398,16 @@ says(
 )
 
 says(
+    "lustre-unanswered",
+    "ptlrpc_expire_one_request()) @@@ Request sent has {state}",
+    "LNetError: {}Timed out tx: ",
+    "LNetError: {}Error {code:int} -> ",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.55,
+    title="a server of the Lustre file system does not answer in time (kernel log)",
+    why="Requests to a server expired: its load, or the network between. Lustre sends them again; who reads or writes a file meanwhile stands still.",
+)
+says(
     "disk-fails",
     # Linux: drivers/nvme/host/pci.c and core.c, block/blk-core.c, and the file systems' own words; read 2026-11
     "nvme nvme{}: controller is down",
