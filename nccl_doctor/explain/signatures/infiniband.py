@@ -15,6 +15,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
     "a work item failed: status {status:int}",  # MSCCL++
+    "CQ state error: {status:int}",  # UCCL
     "got bad completion with status: {status:word}, vendor syndrome: {vendor}",  # RDMA_RC_example.c, and what was made from it
 )
 
@@ -463,6 +464,18 @@ says(
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
     where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
+)
+says(
+    "reg-mr-again",
+    "ibv_reg_mr",
+    "ibv_exp_reg_mr",
+    "Failed to register memory",
+    cause="ib.memlock",
+    strength=0.74,
+    title="the adapter has no memory keys left for a registration (EAGAIN)",
+    why="EAGAIN, where the limit on locked memory gives ENOMEM: the adapter, or its share of a virtual function, has no more keys. Fewer or larger registrations "
+    "help (a cache of them in each of many processes uses them up).",
+    where=lambda groups, line: re.search(r"Resource temporarily unavailable|EAGAIN|errno 11\b", line) is not None,
 )
 says(
     "reg-mr-unsaid",
