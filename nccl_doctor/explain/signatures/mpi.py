@@ -64,6 +64,7 @@ says(
     'tried to fork a new process via the "execve" system call but',
     "No executable was specified on the {program:word} command line",
     "was unable to open the hostfile:",
+    "unable to open host file: ",  # hydra
     "detected a bad parameter in the hostfile:",
     "detected a parse error in the hostfile:",
     'was not able to find the executable "orted" in',

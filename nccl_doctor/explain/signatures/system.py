@@ -39,6 +39,15 @@ says(
     why="/dev/shm is full, or the segment of a neighbour process is not there: it has ended, runs in another container, or something cleans /dev/shm.",
 )
 says(
+    "shm-pmix",
+    "PMIX ERROR: OUT-OF-RESOURCE in file {}dstore",
+    "unable to create shared memory BTL coordinating structure",
+    cause="sys.shm",
+    strength=0.76,
+    title="Open MPI or PMIx cannot make its shared segment in the session directory",
+    why="It lies below TMPDIR: full, not writable, or another one inside of the container than outside. Mount the same there; PMIX_MCA_gds=hash does without PMIx's.",
+)
+says(
     "no-pci-path",
     "Could not find real path of /sys/class/pci_bus/{bus}",
     cause="sys.container",
