@@ -631,8 +631,6 @@ says(
     "Failed to initialize GDRCopy",
     "Failed to open gdr handle",
     "gdr_open{}fail",
-    "gdr_open error: Is gdrdrv driver installed and loaded?",  # GDRCopy's own tests
-    "Error: gdrcopy requires gdrdrv",
     "Failed to open gdrdrv",
     "/dev/gdrdrv",
     cause="sys.container",
@@ -640,7 +638,17 @@ says(
     page="ib.gdr.gdrcopy",
     title="GDRCopy cannot be opened: /dev/gdrdrv is not here (module not loaded, or not let into this container)",
     why="The gdrdrv device is missing or not permitted here.",
-    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot|gdr_open error|requires gdrdrv", line)),
+    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+)
+says(
+    "gdrcopy-module",
+    "gdr_open error: Is gdrdrv driver installed and loaded?",  # GDRCopy's own tests
+    "Error: gdrcopy requires gdrdrv",
+    cause="ib.gdr",
+    page="ib.gdr.gdrcopy",
+    strength=0.86,
+    title="GDRCopy finds no gdrdrv: the module is not loaded, or its device not let into this container",
+    why="GDRCopy opens /dev/gdrdrv, which its kernel module makes.",
 )
 says(
     "qp-mtu",

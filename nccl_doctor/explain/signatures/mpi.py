@@ -203,6 +203,18 @@ says(
     where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
 )
 says(
+    "mpi-nbc",
+    "NBC_Progress: an error {code:int} was found during schedule",
+    "MPI Error in NBC subrequest {request:word} : {code:int}",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.5,
+    fold="a collective of Open MPI broke off",
+    title="a nonblocking collective of Open MPI broke off: its transport gave error {code}",
+    why="libnbc passes on what the transport below it reported (17 is MPI_ERR_INTERN); that one's own message tells more.",
+)
+says(
     "mpi-component-missing",
     "stopped checking at the first component that it did not find",
     cause="sw.library-conflict",
