@@ -15,6 +15,9 @@ _CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
 _TASK_FAILED = re.compile(r"Terminating StepId=|tasks? [\d,-]+: (?:Exited with exit code|Killed|Seg|Abort|Bus|Out Of)")
 
 
+_TASK_EXITED = re.compile(r"srun: error: .*tasks? [\d,-]+: (?:Exited with exit code|Seg|Abort|Bus)")
+
+
 def _of_a_debugger(case: Case, hit: Hit) -> bool:
     """Whether a native frame is one of processes that stand still, and not of a crash."""
     return not case.has(*CRASHED) and any(stack.signature == "stack-debugger" for stack in case.hang.stacks)
@@ -37,11 +40,14 @@ _DEAD_WORKER = re.compile(r"Worker PID: (\d+)")
 
 
 def _ended_by_others(case: Case, hit: Hit) -> bool:
-    """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, the trap
-    of a kernel that has waited in vain for other ranks, a crash after XLA had aborted its communicators, a fabric manager
-    that found no switch to manage, or a worker of Ray whose own watchdog ended it."""
+    """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, or Slurm's
+    after another task had failed, the trap of a kernel that has waited in vain for other ranks, a crash after XLA had
+    aborted its communicators, a fabric manager that found no switch to manage, or a worker of Ray whose own watchdog
+    ended it."""
     if hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):
         before = case.hits(*GAVE_UP)
+        if "task" in hit.text and any(_behind(hit, step) for step in case.hits("step-cancelled")):
+            before += [one for one in case.hits("mpi-abort") if _TASK_EXITED.search(one.text)]
     elif "unspecified launch failure" in hit.text:
         before = case.hits("deepep-timeout", "symmetric-signal-timeout")
     elif hit.signature in CRASHED:

@@ -372,3 +372,16 @@ def one_restarted_pod(case: Case) -> Iterable[Candidate]:
         title = "a pod was restarted alone and tries to join a communicator that is gone"
         proof = [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]]
         yield Candidate("launch.rdzv", 0.72, title, proof)
+
+
+@diagnosis
+def step_waits(case: Case) -> Iterable[Candidate]:
+    """srun waits for what other steps of its job hold, and no step is created after it: no rank has started."""
+    waits = case.hits("step-waits")
+    if waits and not any(came_after(created, waits[-1]) for created in case.hits("step-created")):
+        reason = waits[-1].groups.get("reason", "")
+        title = f"Slurm does not create the job's step: srun waits for what is not free in its own job{f' ({reason})' if reason else ''}"
+        strength = (
+            0.92 if "still disabled" in waits[-1].text else 0.6
+        )  # who waits that long is cancelled at last, by hand or by the limit
+        yield Candidate("launch.world-size", strength, title, [waits[-1], *waits[:1]], page="launch.world-size.step")

@@ -233,6 +233,7 @@ says(
     "Unable to layout tasks on given cpus",
     "Unable to satisfy cpu bind request",
     cause="launch.world-size",
+    page="launch.world-size.step",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",
     why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",
@@ -427,6 +428,8 @@ says(
 says(
     "mpi-start",
     "was unable to reliably start one or more daemons",
+    "process starter (lsb_launch) failed to start the daemons",  # under LSF
+    "lsberrno : ({code:int}) {error}",
     "unable to start any processes",
     "Host key verification failed",
     "Permission denied (publickey",
@@ -440,7 +443,7 @@ says(
     cause="net.master-unreachable",
     strength=0.62,
     title="the launcher could not start its processes on a host",
-    why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
+    why="ssh to a host (LSF: blaunch) failed: not reachable, not permitted, the user not known there, turned away (MaxStartups of sshd), or its daemon could not call back.",
     where=lambda groups, line: "error: kex_exchange" not in line,  # sshd's own, of anybody who hangs up
 )
 says(

@@ -30,6 +30,23 @@ says(
     why="A shared-memory segment cannot be created or extended: containers have 64 MB of /dev/shm by default.",
 )
 says(
+    "shm-psm",
+    "PSM could not set up shared memory segment",
+    cause="sys.shm",
+    strength=0.82,
+    title="PSM (Omni-Path) cannot set up the shared memory between the processes of a host",
+    why="/dev/shm is full, or the segment of a neighbour process is not there: it has ended, runs in another container, or something cleans /dev/shm.",
+)
+says(
+    "shm-pmix",
+    "PMIX ERROR: OUT-OF-RESOURCE in file {}dstore",
+    "unable to create shared memory BTL coordinating structure",
+    cause="sys.shm",
+    strength=0.76,
+    title="Open MPI or PMIx cannot make its shared segment in the session directory",
+    why="It lies below TMPDIR: full, not writable, or another one inside of the container than outside. Mount the same there; PMIX_MCA_gds=hash does without PMIx's.",
+)
+says(
     "no-pci-path",
     "Could not find real path of /sys/class/pci_bus/{bus}",
     cause="sys.container",
@@ -164,7 +181,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|mlx5dv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|(?i:\b(?:qp|cq|srq|pd|mr)s?\b)|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
@@ -388,6 +405,16 @@ says(
     ),
 )
 
+says(
+    "lustre-unanswered",
+    "ptlrpc_expire_one_request()) @@@ Request sent has {state}",
+    "LNetError: {}Timed out tx: ",
+    "LNetError: {}Error {code:int} -> ",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.55,
+    title="a server of the Lustre file system does not answer in time (kernel log)",
+    why="Requests to a server expired: its load, or the network between. Lustre sends them again; who reads or writes a file meanwhile stands still.",
+)
 says(
     "disk-fails",
     # Linux: drivers/nvme/host/pci.c and core.c, block/blk-core.c, and the file systems' own words; read 2026-11

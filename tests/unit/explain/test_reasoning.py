@@ -1565,6 +1565,10 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert explain_text(step).causes[0].playbook == "sys.container.cgroup"
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
+    unreachable = "At least one pair of MPI processes are unable to reach each other for\n  BTLs attempted: self\n"
+    assert (
+        explain_text(unreachable).causes[0].playbook == "net.plugin.transport"
+    )  # NCCL_SOCKET_IFNAME is nothing to MPI
 
 
 @pytest.mark.parametrize(("own", "empty"), [("::", True), ("::ffff:10.9.0.9", False)])
