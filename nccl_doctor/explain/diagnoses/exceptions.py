@@ -79,6 +79,7 @@ _OTHERS_SUFFER = (
     "connect-refused",
     "unique-id",
     "joined-partly",
+    "group-joined-partly",
     "deadlock-detected",
 )
 
