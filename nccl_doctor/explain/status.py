@@ -138,7 +138,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     ),
     "net.firewall": (
         r"no route",
-        r"unreachable(?! in file)",
+        r"(?<!allow_)unreachable(?! in file)",  # an argument of torch's backward, in every traceback through it
         r"unable to reach",
         r"connectivity",
         r"\btimed out\b.{0,40}connect",

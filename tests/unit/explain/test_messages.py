@@ -1145,3 +1145,25 @@ def test_the_coordination_service_is_also_tensorflows() -> None:
     said = "E tensorflow/core/common_runtime/base_collective_executor.cc:249] BaseCollectiveExecutor::StartAbort {}\n"
     [first, *_] = explain_text(said.format("DEADLINE_EXCEEDED: Deadline Exceeded")).causes
     assert first.title == "a task of the JAX or TensorFlow job died or stopped answering"
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        (
+            "a process crashed in native code",
+            "[n07:04211] Signal code: Address not mapped (1)\n[n07:04211] Failing at address: (nil)\n[n07:04211] [ 0] /lib/libpthread.so.0(+0x12980)[0x7f12aa0b1980]\n[n07:04211] *** End of error message ***",
+        ),
+        (
+            "a watchdog ended a rank; what it waited for is not in these logs",
+            "n12:31224:32696 [0] NCCL INFO misc/socket.cc:829 -> 3\nn12:31224:31940 [0] NCCL INFO misc/socket.cc:881 -> 3\nn12:31226:32696 [2] NCCL INFO comm 0x12464df00 rank 6 nranks 8 cudaDev 2 busId b000 - Abort COMPLETE",
+        ),
+        (
+            "a traceback is cut before its exception, in library code",
+            '    total_loss.backward(train_dataloader, master=rank)\n  File "/opt/torch/autograd/__init__.py", line 100, in backward\n    allow_unreachable=True)  # allow_unreachable flag\nRuntimeError: NCCL communicator was aborted.\nTraceback (most recent call last):\n  File "/usr/lib/python3.6/runpy.py", line 193, in _run_module_as_main\n    "__main__", mod_spec)',
+        ),
+    ],
+)
+def test_what_is_left_of_a_report_is_the_first_guess(title: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].title) == (Verdict.UNDECIDED, title)
