@@ -1159,6 +1159,14 @@ def test_the_coordination_service_is_also_tensorflows() -> None:
             "n12:31224:32696 [0] NCCL INFO misc/socket.cc:829 -> 3\nn12:31224:31940 [0] NCCL INFO misc/socket.cc:881 -> 3\nn12:31226:32696 [2] NCCL INFO comm 0x12464df00 rank 6 nranks 8 cudaDev 2 busId b000 - Abort COMPLETE",
         ),
         (
+            "a worker ended with exit code 2; what it said is not in these logs",
+            'Traceback (most recent call last):\n  File "run.py", line 175, in launch\n    raise RuntimeError(text)\nRuntimeError: Step 1 exited with non-zero status 2\n\nLaunch command: bash run_1.sh',
+        ),
+        (
+            "these ranks came to the barrier, and rank 0 did not answer there: its log names who was missing, or why it ended itself",
+            "[rank3]:[E421 04:13:43.4 ProcessGroupGloo.cpp:143] Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n[2025-04-21 04:13:43] Received sigquit from a child process. It usually means the child failed.",
+        ),
+        (
             "a traceback is cut before its exception, in library code",
             '    total_loss.backward(train_dataloader, master=rank)\n  File "/opt/torch/autograd/__init__.py", line 100, in backward\n    allow_unreachable=True)  # allow_unreachable flag\nRuntimeError: NCCL communicator was aborted.\nTraceback (most recent call last):\n  File "/usr/lib/python3.6/runpy.py", line 193, in _run_module_as_main\n    "__main__", mod_spec)',
         ),
@@ -1167,3 +1175,9 @@ def test_the_coordination_service_is_also_tensorflows() -> None:
 def test_what_is_left_of_a_report_is_the_first_guess(title: str, text: str) -> None:
     got = explain_text(text + "\n")
     assert (got.verdict, got.causes[0].title) == (Verdict.UNDECIDED, title)
+
+
+def test_a_programs_own_check_for_nan_is_believed() -> None:
+    said = "(Rollout pid=381) [DEBUG] bad probabilities in step 4: NaN: {} Neg: False Inf: False min: 0 max: 1\n"
+    assert explain_text(said.format(True)).causes[0].id == "app.nan-or-data"
+    assert not explain_text(said.format(False)).causes
