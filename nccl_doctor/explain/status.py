@@ -134,6 +134,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
         r"connect(?:ion)? fail",
         r"\bconnect(?:ing|ion)? (?:to .{0,60})?failed",
         r"not yet listening",
+        r"send heartbeat to",
         r"publickey",
     ),
     "net.firewall": (

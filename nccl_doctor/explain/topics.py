@@ -55,7 +55,7 @@ TOPICS: dict[str, str] = {
     "sys.disk-full": r"no space|disk full|quota",
     "sys.container": r"container(?!\.\w)|docker|seccomp|capabilit|cgroup|namespace|(?<!/proc)/sys/(?!class)|privileged",
     "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|(?<!/)\bfs\b(?!/)|blocked for more than|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",
-    "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat(?!.?monitor)|kernel panic|machine check|node_fail|host error|"
+    "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|(?<!send )heartbeat(?!.?monitor)|kernel panic|machine check|node_fail|host error|"
     r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|(?:node|host|machine|server|kernel|system)\b.{0,30}\bcrashed|retirement|lost_host|underlying hardware",
     "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
     "sw.library-conflict": r"symbol|undefined reference|glibcxx|cxxabi|elf class|dll load|(?:open|load|find|import)\w* (?:\S+ ){0,3}(?:lib\w+\.so|librar)|shared object|libnccl\.so|glibc|ld_library_path|libcud",

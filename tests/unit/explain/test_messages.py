@@ -806,6 +806,10 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
             "(SGLangHttpServer pid=25) [torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=194",
         ),
         (
+            "the master could not be reached",
+            '  File "/opt/torch/distributed/rendezvous.py", line 172, in _env_rendezvous_handler\n    store = TCPStore(addr, port, world_size, start_daemon, timeout)\nRuntimeError: connect() timed out.',
+        ),
+        (
             "HCCL refuses a variable, an argument or the rank table",
             "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
         ),
@@ -901,6 +905,16 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "step 400 | loss 1.02 | 0.5 s/step\n     rx_discards_phy: 4481027\n\tenabled     0   0   0   0   0   0   0   0",
         ),
         ("app.rank-exception", "[ERROR] Command not found: our_profiler"),  # no word of enroot
+        (
+            "net.peer-lost",  # of a socket, where no file is named
+            "terminate called after throwing an instance of 'std::system_error'\n  what():  Transport endpoint is not connected",
+        ),
+        ("net.master-unreachable", "agent - ERROR - Failed to send heartbeat to server: timed out"),
+        (
+            "net.master-unreachable",
+            'Traceback (most recent call last):\n  File "/opt/torch/distributed/rendezvous.py", line 172, in _env_rendezvous_handler\n    store = TCPStore(addr, port, size, start_daemon, timeout)\nRuntimeError: Interrupted system call',
+        ),
+        ("sys.clock-or-dns-or-fs", "[_get_plugin()] Lock file exists in build directory: '/root/.cache/ext/lock'"),
         (
             "app.rank-exception",
             "insmod: ERROR: could not insert module mlx5_ib.ko: File exists",
