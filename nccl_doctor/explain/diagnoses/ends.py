@@ -50,7 +50,7 @@ _FOUNDATION = re.compile(
     r"hcoll|sharp|torch|c10|tensorflow|jax|python|omp|mkl|blas|arrow|alloc)[^/]*$",
     re.IGNORECASE,
 )
-_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(\.{0,2}/[^\s(\[]+)(?:\([^)]*\))? ?\[0x")
 
 
 @diagnosis

@@ -206,6 +206,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "the operating system refused what CUDA needs to share memory (namespaces, capabilities, memory limits)",
     ),
     (r"'launch timed out|'the launch timed out", "gpu.illegal-access", 0.7, "a kernel ran into the launch time-out"),
+    (
+        r"FILE_NOT_FOUND|'file not found'|\b301\b",
+        "unrelated",
+        0.46,
+        "CUDA was to load a file of GPU code that is not there: one of a cache of compiled kernels that ranks share, usually",
+    ),
     (r"busy or unavailable", "gpu.not-visible", 0.62, "the GPU is busy (exclusive mode) or unavailable"),
 )
 

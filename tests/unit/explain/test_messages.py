@@ -910,6 +910,7 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "terminate called after throwing an instance of 'std::system_error'\n  what():  Transport endpoint is not connected",
         ),
         ("net.master-unreachable", "agent - ERROR - Failed to send heartbeat to server: timed out"),
+        ("unrelated", "rank 1: build of kernel 4 begins\nCUDA_ERROR_FILE_NOT_FOUND: file not found"),
         (
             "net.master-unreachable",
             'Traceback (most recent call last):\n  File "/opt/torch/distributed/rendezvous.py", line 172, in _env_rendezvous_handler\n    store = TCPStore(addr, port, size, start_daemon, timeout)\nRuntimeError: Interrupted system call',
