@@ -123,7 +123,8 @@ def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.rank-exception", 0.46, title, [*hits, *restarted])
     else:
         title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store (or its file)"
-        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits))
+        page = "launch.world-size.too-many"
+        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits), page=page)
 
 
 @diagnosis

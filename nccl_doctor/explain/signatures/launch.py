@@ -68,8 +68,8 @@ says(
     "the following arguments are required: --local{}rank",
     cause="launch.env-missing",
     strength=0.94,
-    title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
-    why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
+    title="launcher and script disagree on --local-rank: torch.distributed.launch (since torch 2.0 with a hyphen) and deepspeed pass it, torchrun does not",
+    why="torchrun sets LOCAL_RANK in the environment instead; launch --use_env and deepspeed --no_local_rank do so, too.",
 )
 # What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
 _OF_THE_LAUNCHER = re.compile(

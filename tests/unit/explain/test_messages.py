@@ -639,7 +639,9 @@ def test_what_is_told_of_work_is_progress(line: str) -> None:
 
 def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size={}, worker_count={}, timeout=0:30:00)\n"
-    assert explain_text(text.format(1, 2)).causes[0].title.startswith("more processes came to the store than")
+    [first, *_] = explain_text(text.format(1, 2)).causes
+    assert first.title.startswith("more processes came to the store than")
+    assert first.playbook == "launch.world-size.too-many"  # no node is missing
     assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
 
 
