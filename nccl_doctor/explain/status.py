@@ -131,7 +131,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
         r"(?:failed|unable|cannot|could not) to (?:connect|contact|reach)",
         r"cannot connect",
         r"could not connect",
-        r"connect(?:ion)? fail",
+        r"connect(?:ion)? (?:attempts? )?fail",
         r"\bconnect(?:ing|ion)? (?:to .{0,60})?failed",
         r"not yet listening",
         r"send heartbeat to",

@@ -42,7 +42,7 @@ TOPICS: dict[str, str] = {
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
     "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! (?:source|mount|point|director))|listen\b.{0,60}\bfail|specified port",
-    "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
+    "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs(?!_\w+\.cc:)",
     "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
     "launch.world-size": r"(?-i:(?!WORLD_))world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",

@@ -912,6 +912,22 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
             "terminate called after throwing an instance of 'std::system_error'\n  what():  Transport endpoint is not connected",
         ),
         ("net.master-unreachable", "agent - ERROR - Failed to send heartbeat to server: timed out"),
+        (
+            "net.master-unreachable",
+            "ConnectionError: The vLLM server can't be reached at http://n2:8000 after 240.0 seconds. Make sure the server is running by running `trl vllm-serve`.",
+        ),
+        (
+            "net.master-unreachable",
+            "(Rollouts pid=4) retrying... (attempt 33/60, url=http://n2:3776/generate, response=No available workers (all circuits open or unhealthy))",
+        ),
+        (
+            "net.master-unreachable",
+            'Traceback (most recent call last):\n  File "/srv/rollout.py", line 12, in ask\n    reply = await client.post(url)\nhttpx.ConnectError: All connection attempts failed',
+        ),
+        (
+            "launch.world-size",
+            "[2026-03-25 23:12:26,485 I 11137 11137] gcs_placement_group_scheduler.cc:150: Failed to schedule placement group pg0, id: e51, because no nodes are available.",
+        ),
         ("unrelated", "rank 1: build of kernel 4 begins\nCUDA_ERROR_FILE_NOT_FOUND: file not found"),
         (
             "net.master-unreachable",
@@ -1198,3 +1214,15 @@ def test_a_programs_own_check_for_nan_is_believed() -> None:
     said = "(Rollout pid=381) [DEBUG] bad probabilities in step 4: NaN: {} Neg: False Inf: False min: 0 max: 1\n"
     assert explain_text(said.format(True)).causes[0].id == "app.nan-or-data"
     assert not explain_text(said.format(False)).causes
+
+
+@pytest.mark.parametrize(
+    "waited",
+    [
+        "16:41:43 WARNING Inference server was not reached after 10 seconds (Error: All connection attempts failed) on http://n2:8000",
+        "Lock file exists in build directory: '/root/.cache/ext/lock'",
+    ],
+)
+def test_a_wait_that_the_training_outlived_is_no_trouble(waited: str) -> None:
+    steps = "".join(f"step {step} | loss 0.{9 - step}\n" for step in range(1, 8))
+    assert explain_text(f"{waited}\n{steps}").verdict is Verdict.HEALTHY
