@@ -716,6 +716,8 @@ says(
     "engine-went-on",
     "Starting to load model",
     "Loading model weights took",
+    "Loading weights took",
+    "Model loading took",
     "custom_all_reduce.py:",
     "init engine (",
     why="vLLM got beyond its first communicator.",

@@ -1226,3 +1226,13 @@ def test_a_programs_own_check_for_nan_is_believed() -> None:
 def test_a_wait_that_the_training_outlived_is_no_trouble(waited: str) -> None:
     steps = "".join(f"step {step} | loss 0.{9 - step}\n" for step in range(1, 8))
     assert explain_text(f"{waited}\n{steps}").verdict is Verdict.HEALTHY
+
+
+def test_an_engine_that_loaded_its_model_is_known_as_a_job() -> None:
+    lines = "".join(
+        f"(Worker_TP{rank} pid={100 + rank}) INFO 03-14 10:11:12 Model loading took 51.3 GiB and 146.7 seconds\n"
+        for rank in range(6)
+    )
+    found = explain_text(lines)
+    assert found.verdict is not Verdict.HEALTHY
+    assert not any("known to come from a distributed job" in step for step in found.next)
