@@ -20,11 +20,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from paired import median  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from nccl_doctor.agent.collective import launch  # noqa: E402
 from nccl_doctor.bench.collectives import COLLECTIVES  # noqa: E402

@@ -10,6 +10,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from nccl_doctor.env import examine, knowledge
@@ -33,10 +34,10 @@ def make(directory: Path, count: int) -> int:
     return size
 
 
-def timed(work: object) -> float:
+def timed(work: Callable[[], object]) -> float:
     """Seconds of one call."""
     started = time.perf_counter()
-    work()  # type: ignore[operator]
+    work()
     return time.perf_counter() - started
 
 

@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def rank_main(options: argparse.Namespace) -> None:
         more.fill_(time.monotonic() < end)
         dist.broadcast(more, 0)
     if options.rank == 0:
-        print(json.dumps([len(times["step"]), {name: paired.median(of) for name, of in times.items()}]), flush=True)
+        print(json.dumps([len(times["step"]), {name: statistics.median(of) for name, of in times.items()}]), flush=True)
     dist.destroy_process_group()
 
 

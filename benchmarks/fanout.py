@@ -89,16 +89,17 @@ def measure(argv: list[str], environment: dict[str, str]) -> Run:
 
 def client(config: str, port: int, count: int, fan_out: int) -> None:
     """What is measured of ours, in a process of its own: connect, one probe on each host, close."""
+    from nccl_doctor.bench.run import in_threads
     from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
     from nccl_doctor.inventory import HostEntry
     from nccl_doctor.transport.base import ConnectOptions, Deadline
-    from nccl_doctor.transport.fleet import call_all, close_all, connect_all
+    from nccl_doctor.transport.fleet import close_all, connect_all
     from nccl_doctor.transport.session import Session
 
     entries = [HostEntry(address, "root", port) for address in addresses(count)]
     found = connect_all(entries, ConnectOptions(ssh_config=config, fan_out=fan_out), Deadline(300))
     sessions = {name: item for name, item in found.items() if isinstance(item, Session)}
-    results = call_all(sessions, lambda name, session: session.probe("environment", limit_s=30.0))
+    results = in_threads(sessions, lambda _, session: session.probe("environment", limit_s=30.0), 60.0)
     close_all(found.values())
     lost: dict[str, int] = {}
     for entry in entries:

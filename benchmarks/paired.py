@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 RESAMPLES = 1000
@@ -35,13 +36,6 @@ class Paired(NamedTuple):
         if 1 - bound <= self.low and self.high <= 1 + bound:
             return "within"
         return "beyond" if self.low > 1 + bound or self.high < 1 - bound else "open"
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle of a series."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def summarise(first: Sequence[float], second: Sequence[float]) -> Paired:

@@ -53,4 +53,5 @@ def main() -> None:
         print(f"{len(series['gpus'])} GPUs of the stand-in, 8 RDMA ports: {spent:.1f} ms of CPU for a sample")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,4 @@
-"""Writes the generated pages: `python docs/generate.py`. A test fails when they are stale.
-
-docs/exit-codes.md, docs/rules.md (every rule with its docstring), docs/thresholds.md, docs/report.schema.json,
-docs/bundle.schema.json, docs/bench.schema.json, docs/diff.schema.json, docs/estimate.schema.json, docs/hang.schema.json,
-docs/history.schema.json, docs/watch.schema.json.
-"""
+"""Writes the generated pages (see :func:`pages`): `python docs/generate.py`. A test fails when they are stale."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from nccl_doctor.agent.probing import path, readable, uptime
+from nccl_doctor.agent.probing import first_line, owner, path, stat_fields, uptime
 
 STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
 
@@ -31,7 +31,9 @@ def gpu_processes() -> Dict[str, Any]:
         seen += 1
         try:
             devices = _gpu_devices("/proc/%s/fd" % name)
-            if not devices and _stat(int(name))[1][:1] == ["Z"]:  # its leader is gone, but a thread of it may live on
+            if not devices and stat_fields(int(name))[:1] == [
+                "Z"
+            ]:  # its leader is gone, but a thread of it may live on
                 for thread in os.listdir(path("/proc/%s/task" % name)):
                     devices |= _gpu_devices("/proc/%s/task/%s/fd" % (name, thread))
         except PermissionError:
@@ -64,14 +66,8 @@ def _read_again(waiting: List[Dict[str, Any]]) -> None:
 
 def _state_and_ticks(pid: int) -> Tuple[str, List[str]]:
     """State, and CPU time in user and kernel mode; empty where it has ended."""
-    _, words = _stat(pid)
+    words = stat_fields(pid)
     return (words[0], words[11:13]) if words else ("", [])
-
-
-def _stat(pid: int) -> Tuple[str, List[str]]:
-    """A process' name, and what /proc/PID/stat says after it, from the state on; empty where it has ended."""
-    before, _, after = readable("/proc/%d/stat" % pid).rpartition(")")
-    return before.partition("(")[2], after.split()
 
 
 def _gpu_devices(directory: str) -> Set[str]:
@@ -87,9 +83,7 @@ def _gpu_devices(directory: str) -> Set[str]:
 
 
 def _process(pid: int, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:
-    command, words = _stat(pid)
-    owner = re.search(r"^Uid:\s+(\d+)", readable("/proc/%d/status" % pid), re.M)
-    uid = int(owner.group(1)) if owner else None
+    words, uid = stat_fields(pid), owner(pid)
     try:
         user = pwd.getpwuid(uid).pw_name if uid is not None else ""
     except KeyError:
@@ -99,7 +93,7 @@ def _process(pid: int, devices: List[str], uptime_s: Optional[float]) -> Dict[st
         age = max(0.0, uptime_s - int(words[19]) / float(os.sysconf("SC_CLK_TCK")))
     return {
         "pid": pid,
-        "command": command,
+        "command": first_line("/proc/%d/comm" % pid) or "",
         "user": user,
         "state": words[0] if words else "",
         "parent": int(words[1]) if len(words) > 1 else None,

@@ -50,17 +50,16 @@ def call(
     if child == 0:
         _child(function, writer, limit_s, end_with_us)
     os.close(writer)
-    received = bytearray()
-    told = 0
+    reports: List[Any] = []
+    rest, told, kept_bytes = b"", 0, 0
     timed_out = False
     waited = limit_s
     poll = select.poll()  # select() fails for descriptors above 1023
     poll.register(reader, select.POLLIN)
     try:
-        while len(received) <= limit_bytes:
+        while kept_bytes <= limit_bytes:
             if silence_s is not None:
-                starting = start_s is not None and told + received.count(b"\n", 0, 4096) < 2
-                waited = min(start_s if starting and start_s else silence_s, limit_s)
+                waited = min(start_s if start_s and told < 2 else silence_s, limit_s)
             left = min(waited, started + limit_s - time.monotonic())
             if left <= 0 or not poll.poll(left * 1000):
                 timed_out = True
@@ -68,20 +67,17 @@ def call(
             block = os.read(reader, 65536)
             if not block:
                 break
-            received += block
-            if on_report is not None:
-                *lines, rest = bytes(received).split(b"\n")
-                for line in lines:
-                    on_report(json.loads(line))
-                told += len(lines)
-                received[:] = rest
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                (on_report or reports.append)(json.loads(line))
+            told += len(lines)
+            kept_bytes = len(rest) if on_report else kept_bytes + len(block)
     finally:
         os.close(reader)
-        cut = len(received) > limit_bytes
+        cut = kept_bytes > limit_bytes
         if timed_out or cut:
             _kill(child)
-        status = _reap(child, 1.0)
-    reports = [json.loads(line) for line in bytes(received).split(b"\n")[:-1]]
+        status = _reap(child)
     seconds = time.monotonic() - started
     outcome, detail = "ok", ""
     if timed_out:
@@ -139,9 +135,9 @@ def _kill(child: int) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _reap(child: int, limit_s: float) -> Optional[int]:
-    """The child's wait status, or None where it does not end within the limit (left behind, reaped by init)."""
-    until = time.monotonic() + limit_s
+def _reap(child: int) -> Optional[int]:
+    """The child's wait status, or None where it does not end within a second (left behind, reaped by init)."""
+    until = time.monotonic() + 1.0
     while True:
         try:
             pid, status = os.waitpid(child, os.WNOHANG)

@@ -196,6 +196,11 @@ def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
     report({"done": True})
 
 
+def call_of(step: Dict[str, Any]) -> str:
+    """``nvmlDeviceGetUUID of GPU 3``: the call that was under way when this was the last step that was reported."""
+    return str(step.get("at", "start")) + ("" if step.get("gpu") is None else " of GPU %d" % step["gpu"])
+
+
 def _started(nvml: Any, report: Report) -> bool:
     report({"at": "nvmlInit", "gpu": None})
     try:
@@ -217,8 +222,8 @@ def sample(nvml: Any, report: Report, every_s: float) -> None:
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             # Which GPU has an index changes where one is lost, and NVML is started again.
-            pci = asker.ask("bus_id", "nvmlDeviceGetPciInfo", handle)
-            gpus.append((index, None if pci is None else bus_id(_text(pci.busId)), handle))
+            _address(asker, handle)
+            gpus.append((index, asker.into["bus_id"], handle))
     while True:
         started = time.monotonic()
         told = [dict(_sample(nvml, report, index, handle), index=index, bus_id=bus) for index, bus, handle in gpus]

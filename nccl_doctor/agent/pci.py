@@ -1,11 +1,10 @@
 """What sysfs says of PCI functions: which of them are GPUs, their links, their slots, and the way down to them."""
 
-import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from nccl_doctor.agent.probing import first_line, link, listed, real, whole_number
+from nccl_doctor.agent.probing import first_line, link_name, listed, real, whole_number
 
-NVIDIA = "0x10de"
+NVIDIA, MELLANOX, AWS = "0x10de", "0x15b3", "0x1d0f"  # PCI vendors
 DISPLAYS = ("0x0300", "0x0302")  # PCI classes of GPUs: display controller, 3D controller
 BRIDGES = ("0x0680",)  # and of NVSwitches
 
@@ -35,13 +34,14 @@ def nvidia_devices(classes: Tuple[str, ...]) -> List[Dict[str, Any]]:
         if not kind.startswith(classes):
             continue
         found.append(
-            {**pci_function(address), "class": kind, "driver": _link_name(base + "/driver"), "slot": slot_of(address)}
+            {
+                **pci_function(address),
+                "class": kind,
+                "driver": link_name(base + "/driver") or None,
+                "slot": slot_of(address),
+            }
         )
     return found
-
-
-def _link_name(absolute: str) -> Optional[str]:
-    return os.path.basename(link(absolute)) or None
 
 
 def slot_of(address: str) -> Optional[str]:

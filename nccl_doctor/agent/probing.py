@@ -1,6 +1,7 @@
 """What probes are made of: the declaration, the ways a probe can end, and commands with a time and an output limit."""
 
 import os
+import re
 import subprocess
 import threading
 import time
@@ -123,6 +124,22 @@ def link(absolute: str) -> str:
         return ""
 
 
+def link_name(absolute: str) -> str:
+    """The last part of where a link leads, as sysfs names drivers and devices; empty where there is none."""
+    return os.path.basename(link(absolute))
+
+
+def owner(pid: int) -> Optional[int]:
+    """The user id of a process; None where it has ended."""
+    found = re.search(r"^Uid:\s+(\d+)", readable("/proc/%d/status" % pid), re.M)
+    return int(found.group(1)) if found else None
+
+
+def stat_fields(pid: int, task: str = "") -> List[str]:
+    """/proc/PID/stat behind the name, from the state on; empty where the process has ended. ``task``: ``task/TID/``."""
+    return (read_text("/proc/%d/%sstat" % (pid, task), 4096) or "").rpartition(")")[2].split()
+
+
 class CommandResult(NamedTuple):
     """What a command gave. ``outcome`` is ok, tool-missing, not-permitted, failed, timed-out or truncated.
 
@@ -152,7 +169,7 @@ _thread = threading.local()
 
 
 def set_emitter(emitter: Emitter) -> None:
-    """Set where :func:`emit` of this thread sends to (the runtime does this for the thread of each probe)."""
+    """Set what :func:`emitter` gives in this thread (the runtime does so in the thread of each probe)."""
     _thread.emitter = emitter
 
 
@@ -163,11 +180,6 @@ def emitter() -> Emitter:
     """
     found: Emitter = getattr(_thread, "emitter", lambda event: None)
     return found
-
-
-def emit(event: Dict[str, Any]) -> None:
-    """Send progress of the running probe to the controller: plain JSON. Nothing happens outside a probe."""
-    emitter()(event)
 
 
 def run_command(argv: Sequence[str], limit_s: float = 10.0, limit_bytes: int = 4 << 20) -> CommandResult:

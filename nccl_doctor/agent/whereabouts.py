@@ -4,7 +4,7 @@ import os
 import re
 from typing import Dict, Tuple
 
-from nccl_doctor.agent.probing import first_line, link, listed, path, readable, real
+from nccl_doctor.agent.probing import first_line, link, link_name, listed, path, readable, real
 
 _OWN_SYS = re.compile(r"^\S+ \S+ \S+ \S+ /sys .* - sysfs ", re.M)  # nothing else is walked into: it may hang
 
@@ -36,7 +36,7 @@ def whereabouts(nic: str, device: str) -> Dict[str, str]:
         return {"state": "lost", "proof": "not in /sys"}
     if not os.path.exists(path(device)):
         return {"state": "lost", "proof": "its device %s is gone" % name}
-    driver = os.path.basename(link(device + "/driver"))
+    driver = link_name(device + "/driver")
     if not driver:
         return {"state": "lost", "proof": "its device %s has no driver" % name}
     return {"state": "unknown", "proof": "its device %s still has its driver %s" % (name, driver)}
@@ -56,7 +56,7 @@ def _holder(directory: str, device: str) -> Tuple[str, ...]:
         seen.add(namespace)
         inside = "/proc/%s/root%s" % (pid, kind)
         for other in listed(inside):
-            behind = os.path.basename(link("%s/%s/device" % (inside, other)))
+            behind = link_name("%s/%s/device" % (inside, other))
             if behind == device if device else other == name:
                 return pid, first_line("/proc/%s/comm" % pid) or "?"
     return ()

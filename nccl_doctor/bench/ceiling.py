@@ -8,7 +8,7 @@ import msgspec
 
 from nccl_doctor.bench.model import Results
 from nccl_doctor.bench.path import Path
-from nccl_doctor.bench.run import Prepared, World
+from nccl_doctor.bench.world import Prepared, World
 
 # GB/s per lane and direction of PCIe after its coding, generations 1 to 6 (PCI-SIG); index is the generation.
 PCIE_LANE_GBS = (0.0, 0.25, 0.5, 0.985, 1.969, 3.938, 7.563)

@@ -1,4 +1,4 @@
-"""The collectives as they are named and counted: bus-bandwidth factors, names in nccl-tests, aliases."""
+"""The collectives by name: as users may write them, for people, and in nccl-tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import difflib
 import msgspec
 
 from nccl_doctor.agent.collective.operations import OPERATIONS
-from nccl_doctor.facts.collectives import bus_factor
 
 
 class Collective(msgspec.Struct, frozen=True):
@@ -16,10 +15,6 @@ class Collective(msgspec.Struct, frozen=True):
     name: str
     title: str
     nccl_tests: str
-
-    def bus_factor(self, ranks: int) -> float:
-        """busbw / algbw for ``ranks`` ranks."""
-        return bus_factor(self.name, ranks)
 
 
 COLLECTIVES: dict[str, Collective] = {

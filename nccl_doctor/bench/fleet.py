@@ -13,17 +13,8 @@ import msgspec
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import BenchPlan, Collector
 from nccl_doctor.bench.outcome import INTERRUPTED, NOTHING_ASKED, Asked, Outcome, conclude
-from nccl_doctor.bench.run import (
-    CannotRun,
-    Prepared,
-    Run,
-    World,
-    place,
-    prepare,
-    read_collectives,
-    read_prepared,
-    time_needed,
-)
+from nccl_doctor.bench.run import Run, prepare, read_collectives, time_needed
+from nccl_doctor.bench.world import CannotRun, Prepared, World, place, read_prepared
 from nccl_doctor.facts.model import Outcome as ProbeOutcome
 from nccl_doctor.facts.model import ProbeResult, Reach
 from nccl_doctor.findings.exit_codes import ExitCode

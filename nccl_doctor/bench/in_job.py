@@ -22,7 +22,7 @@ import msgspec
 from nccl_doctor.agent.collective import launch, ranks
 from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
 from nccl_doctor.bench.outcome import INTERRUPTED, Asked, Outcome, conclude
-from nccl_doctor.bench.run import Prepared, Share, World
+from nccl_doctor.bench.world import Prepared, Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.findings.exit_codes import ExitCode
 

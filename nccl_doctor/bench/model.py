@@ -8,6 +8,7 @@ import msgspec
 
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.statistics import Spread, spread
+from nccl_doctor.facts.collectives import bus_factor
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 _SHORT = {
@@ -149,7 +150,7 @@ def measurement(event: dict[str, Any], world: int) -> Measurement:
         root=event["root"],
         time_us=time_us,
         algbw_gbs=algbw,
-        busbw_gbs=algbw * COLLECTIVES[event["collective"]].bus_factor(world),
+        busbw_gbs=algbw * bus_factor(event["collective"], world),
         spread=spread([float(value) for value in event["iteration_us"]]),
         slowest_rank=slowest,
         slowest_behind=means[slowest] / time_us - 1.0,

@@ -30,29 +30,17 @@ class Edge(msgspec.Struct, frozen=True, order=True):
     pxn: bool = False
 
 
-class Hca(msgspec.Struct, frozen=True, order=True):
-    """An HCA port that NCCL opened: ``link`` is IB or RoCE."""
-
-    name: str
-    port: int
-    link: str
-
-
-class Interface(msgspec.Struct, frozen=True, order=True):
-    """An IP interface with its address, as NCCL printed them."""
-
-    name: str
-    address: str
-
-
 class RankLog(msgspec.Struct, frozen=True):
-    """What one rank's log tells. Empty where the log does not say."""
+    """What one rank's log tells. Empty where the log does not say.
+
+    ``sockets`` are the interfaces it opened, with their address (``eth0 10.0.0.1``), ``hcas`` the ports (``mlx5_0:1/IB``).
+    """
 
     version: str = ""
     init_complete: bool = False
     network: str = ""
-    sockets: tuple[Interface, ...] = ()
-    hcas: tuple[Hca, ...] = ()
+    sockets: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
     edges: tuple[Edge, ...] = ()
     rings: bool = False
     trees: bool = False
@@ -126,9 +114,9 @@ class _Reader:
                 self.edges.add(Edge(int(rank), -1, int(channel), "COLLNET", name, side, -1, gdr))
         elif text.startswith("NET/IB : Using"):
             devices = text.partition("; OOB")[0]
-            self.values["hcas"] = tuple(Hca(name, int(port), link) for name, port, link in _HCA.findall(devices))
+            self.values["hcas"] = tuple(f"{name}:{port}/{link}" for name, port, link in _HCA.findall(devices))
         elif text.startswith("NET/Socket : Using"):
-            self.values["sockets"] = tuple(Interface(*pair) for pair in _INTERFACE.findall(text))
+            self.values["sockets"] = tuple(map(" ".join, _INTERFACE.findall(text)))
         elif text.startswith("Trees"):
             self.values["trees"] = True
         elif text.startswith(("Connected NVLS tree", "NVLS comm ")):
@@ -261,9 +249,9 @@ def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int,
         pxn_edges=sum(edge.pxn for edge in sends),
         channels=max((log.coll_channels for log in logs.values()), default=0),
         algorithms=_algorithms(logs),
-        hcas=_by_host(logs, host_of, lambda log: (f"{hca.name}:{hca.port}/{hca.link}" for hca in log.hcas)),
+        hcas=_by_host(logs, host_of, lambda log: log.hcas),
         devices={host: len(found) for host, found in sorted(devices.items())},
-        interfaces=_by_host(logs, host_of, lambda log: (f"{item.name} {item.address}" for item in log.sockets)),
+        interfaces=_by_host(logs, host_of, lambda log: log.sockets),
         plugins=tuple(sorted({name for log in logs.values() for name in (log.net_plugin, log.tuner) if name})),
         env={name: value for log in logs.values() for name, value in log.env},
         incomplete=tuple(incomplete),

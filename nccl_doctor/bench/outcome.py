@@ -11,9 +11,9 @@ from nccl_doctor import __version__
 from nccl_doctor.bench.ceiling import Ceiling, find_ceiling
 from nccl_doctor.bench.model import BenchPlan, Results
 from nccl_doctor.bench.path import Path, find_path, path_findings
-from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.statistics import Fit, fit
 from nccl_doctor.bench.verdict import Ground, SizeChange, Verdict, changes, verdict_findings, verdicts
+from nccl_doctor.bench.world import Prepared, World
 from nccl_doctor.facts import files
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.redaction import redact_environment, redact_text

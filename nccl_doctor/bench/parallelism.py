@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from nccl_doctor.bench.collectives import COLLECTIVES
+from nccl_doctor.facts.collectives import bus_factor
 from nccl_doctor.facts.files import read_yaml
 
 TABLE = Path(__file__).parent / "data" / "parallelism.yaml"
@@ -73,7 +73,7 @@ class Volume(msgspec.Struct, frozen=True):
 
     def sent(self, ranks: int) -> float:
         """Bytes that each of ``ranks`` GPUs sends a step in a ring: 2(n-1)/n or (n-1)/n of the size."""
-        return self.calls * self.call_bytes * COLLECTIVES[self.collective].bus_factor(ranks)
+        return self.calls * self.call_bytes * bus_factor(self.collective, ranks)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import msgspec
 
 from nccl_doctor.bench import nccl_log
 from nccl_doctor.bench.nccl_log import NcclPath
-from nccl_doctor.bench.run import Prepared, World
+from nccl_doctor.bench.world import Prepared, World
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.fold import counted
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding

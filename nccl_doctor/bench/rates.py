@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from nccl_doctor.agent.collective.operations import OPERATIONS
-from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Fit
+from nccl_doctor.facts.collectives import bus_factor
+from nccl_doctor.facts.fold import counted
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -86,8 +87,7 @@ def rate(machines: Machines, collective: str, gpus: int, call_bytes: float) -> R
 
 
 def _world(run: Outcome) -> str:
-    hosts = len(run.world.per_host)
-    return f"{run.world.backend}, {run.world.size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    return f"{run.world.backend}, {run.world.size} ranks on {counted(len(run.world.per_host), 'host')}"
 
 
 def _line(run: Outcome, collective: str) -> Fit | None:
@@ -105,7 +105,7 @@ def _scaled(name: str, run: Outcome, line: Fit, collective: str, gpus: int, host
     logarithm in a tree) and grows with the n-1 hops of a ring at worst.
     """
     ranks = run.world.size
-    busbw = line.beta_gbs * COLLECTIVES[collective].bus_factor(ranks)
+    busbw = line.beta_gbs * bus_factor(collective, ranks)
     ratio = _crossing(gpus, hosts) / _crossing(ranks, len(run.world.per_host))
     hops = (gpus - 1) / (ranks - 1)
     off = 1.0 + line.error

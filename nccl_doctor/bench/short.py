@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.bench.model import BenchPlan
-from nccl_doctor.bench.run import CannotRun, Prepared, Run, Session, place, prepare, read_prepared
+from nccl_doctor.bench.run import Run, Session, prepare
+from nccl_doctor.bench.world import CannotRun, Prepared, place, read_prepared
 from nccl_doctor.facts.model import Outcome, ProbeResult
 from nccl_doctor.rules.collectives import SHORT_RUN
 

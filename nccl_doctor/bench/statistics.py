@@ -1,7 +1,8 @@
-"""Statistics of iteration times, and the latency + size/bandwidth fit."""
+"""Statistics of measured times: their spread, Student's t, the latency + size/bandwidth fit, a comparison of two runs."""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -75,6 +76,28 @@ def turn(holds: Callable[[float], bool], low: float, high: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low
+
+
+@functools.lru_cache(256)
+def t_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t distribution: bisection on its exact distribution function for whole ``freedom``."""
+    high = 1.0
+    while _t_below(high, freedom) < probability:
+        high *= 2
+    return turn(lambda t: _t_below(t, freedom) >= probability, 0.0, high)
+
+
+def _t_below(t: float, freedom: int) -> float:
+    """P(T < t) for t >= 0 (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    total, term = 0.0, cosine if odd else 1.0
+    for step in range(3 if odd else 2, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (step - 1) / step
+    central = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return 0.5 + central / 2
 
 
 class Fit(msgspec.Struct, frozen=True):

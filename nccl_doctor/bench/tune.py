@@ -8,7 +8,6 @@ second default is the control: if the default "beats" itself, nothing is conclud
 from __future__ import annotations
 
 import enum
-import functools
 import math
 import random
 import statistics
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from nccl_doctor.bench.statistics import turn
+from nccl_doctor.bench.statistics import t_quantile
 
 # A gain below this is not worth a setting that somebody has to maintain.
 WORTH = 0.02
@@ -215,28 +214,6 @@ def interval(logs: Sequence[float], confidence: float) -> Change:
     error = statistics.stdev(logs) / math.sqrt(len(logs))
     reach = t_quantile(0.5 + confidence / 2, len(logs) - 1) * error
     return Change(math.expm1(mean), math.expm1(mean - reach), math.expm1(mean + reach))
-
-
-@functools.lru_cache(256)
-def t_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t distribution: bisection on its exact distribution function for whole ``freedom``."""
-    high = 1.0
-    while _t_below(high, freedom) < probability:
-        high *= 2
-    return turn(lambda t: _t_below(t, freedom) >= probability, 0.0, high)
-
-
-def _t_below(t: float, freedom: int) -> float:
-    """P(T < t) for t >= 0 (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    odd = freedom % 2
-    total, term = 0.0, cosine if odd else 1.0
-    for step in range(3 if odd else 2, freedom + 1, 2):
-        total += term
-        term *= cosine * cosine * (step - 1) / step
-    central = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    return 0.5 + central / 2
 
 
 _USUAL: dict[str, tuple[dict[str, str], ...]] = {  # by how the data travels

@@ -17,9 +17,9 @@ from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.model import Measurement, Results
 from nccl_doctor.bench.path import Path
-from nccl_doctor.bench.run import Prepared, World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Comparison, compare, percent
+from nccl_doctor.bench.world import Prepared, World
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
@@ -239,7 +239,7 @@ def rate(gbs: float) -> str:
     return f"{gbs * 1e3:.3g} MB/s"
 
 
-_THIRD = Fix("two hosts cannot tell which of them is slow: run again with a third", "")
+_THIRD = Fix("two hosts cannot tell which of them is slow: run again with a third")
 
 
 def _binds(ceiling: Ceiling) -> str:

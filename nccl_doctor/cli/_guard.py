@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from nccl_doctor.agent import children
-from nccl_doctor.agent.job.processes import bearing, stat_fields
-from nccl_doctor.cli import _hosts
+from nccl_doctor.agent.job.processes import bearing
+from nccl_doctor.agent.probing import stat_fields
+from nccl_doctor.cli import _inputs, _options, _tell
+from nccl_doctor.cli._aside import aside, ourselves
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._output import Kept
 from nccl_doctor.cli._signals import TO_END, handled_by
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -52,11 +55,11 @@ class Following(msgspec.Struct, frozen=True):
 def following(silence: str, on_hang: str, keep: Path | None, connect: ConnectOptions | None) -> Following:
     """What these options ask for; without a way to the hosts nothing can be looked at."""
     off = silence == "0" or connect is None
-    silence_s = 0.0 if off else _hosts.seconds(silence, "--silence", "10m or 90s (0: off)")
+    silence_s = 0.0 if off else _options.seconds(silence, "--silence", "10m or 90s (0: off)")
     if on_hang == "end" and off:
-        _hosts.stop("--on-hang end needs to look: leave out --silence 0")
+        _tell.stop("--on-hang end needs to look: leave out --silence 0")
     if keep is not None:
-        _hosts.check_directory(keep, "--keep")
+        _inputs.check_directory(keep, "--keep")
     ways = None if connect is None else _ways(connect)
     local = connect is not None and connect.transport == "local"
     return Following(silence_s, on_hang == "end", keep and keep.absolute(), ways, local)
@@ -76,31 +79,7 @@ def _word(answer: Hang) -> str:
 
 def _tell_left(found: Left) -> None:
     for line in found.told:
-        _hosts.say(line)
-
-
-def aside(argv: list[str], limit_s: float, cut: Callable[[], bool], **options: Any) -> bool:
-    """Run something of ours in a process of its own, which may hang or take memory without touching the job; ended where it
-    is cut short, or after the limit (then False)."""
-    child = children.spawn(argv, **options)
-    try:
-        until = time.monotonic() + limit_s
-        while child.poll() is None:
-            if cut() or time.monotonic() > until:
-                return False
-            time.sleep(0.02)
-        return True
-    finally:
-        children.finish(child, 5.0)
-
-
-class Output(Protocol):
-    """What the guard asks of the job's output."""
-
-    heard: float
-
-    def silent_s(self) -> float:
-        """For how long the job has printed nothing, in seconds."""
+        _tell.say(line)
 
 
 class Guard:
@@ -108,7 +87,7 @@ class Guard:
     say the same. ``mark`` is in the environment of all that the job starts and hands its environment to."""
 
     def __init__(
-        self, following: Following, hostfile: Path, hosts: tuple[str, ...], mark: str, output: Output, keep: Keep
+        self, following: Following, hostfile: Path, hosts: tuple[str, ...], mark: str, output: Kept, keep: Keep
     ) -> None:
         self._following = following
         self._hostfile = hostfile
@@ -139,7 +118,7 @@ class Guard:
             if (silent := self._output.silent_s()) < due:
                 continue
             due = 2 * silent
-            _hosts.say(f"the job has printed nothing for {duration(silent)}: looking at it")
+            _tell.say(f"the job has printed nothing for {duration(silent)}: looking at it")
             next_look = f"looking again after {duration(due)} of silence"
             try:
                 found = self._look(over, heard)
@@ -150,7 +129,7 @@ class Guard:
                 ending = ending and not over.is_set() and self._output.heard == heard  # while it was judged
                 self._tell(found, same, "" if ending else next_look)
             except Exception as error:  # noqa: BLE001 - no defect of ours ends a job that has run for a week
-                _hosts.say(f"the look failed ({type(error).__name__}: {error}); {next_look}")
+                _tell.say(f"the look failed ({type(error).__name__}: {error}); {next_look}")
                 continue
             before = found
             if ending:
@@ -169,7 +148,7 @@ class Guard:
 
         if self._last:
             ago = duration(time.monotonic() - self._last_at)
-            _hosts.say(f"the last look at it, {ago} before its end: {_word(self._last)}: {self.sentence}")
+            _tell.say(f"the last look at it, {ago} before its end: {_word(self._last)}: {self.sentence}")
 
     def left(self) -> tuple[Left, bool]:
         """What of the job runs on though its command has ended, said; waited for a while. And whether a signal told to end
@@ -188,19 +167,19 @@ class Guard:
                     seen = self._see("left.ndb", lambda: bool(told), LOOK_LIMIT_S, "--interval", "0.5")
                     found = silence.left(seen, self._command(), doubtful=not local) if seen else found
                 except Exception as error:  # noqa: BLE001 - the exit code is the job's, whatever we fail at
-                    _hosts.say(f"the look failed ({type(error).__name__}: {error})")
+                    _tell.say(f"the look failed ({type(error).__name__}: {error})")
                 if not found.told or told or 0.0 < until < time.monotonic():
                     break
                 if not until:
                     _tell_left(found)
-                    _hosts.say(f"waiting up to {LEFT_WAIT_S:g} s for its end (Ctrl-C: no longer)")
+                    _tell.say(f"waiting up to {LEFT_WAIT_S:g} s for its end (Ctrl-C: no longer)")
                     until = time.monotonic() + LEFT_WAIT_S
                 time.sleep(1.0)
         _tell_left(found)
         if until and not found.told:
-            _hosts.say("it has ended")
+            _tell.say("it has ended")
         if found.unseen:
-            _hosts.say(f"whether any rank still runs on {fold(found.unseen)} is not known: it could not be looked at")
+            _tell.say(f"whether any rank still runs on {fold(found.unseen)} is not known: it could not be looked at")
         # Its bundle is not kept: to whoever reads it as a look at the job, the ranks that have ended would be the cause.
         self._hostfile.with_name("left.ndb").unlink(missing_ok=True)
         if found.told:
@@ -232,7 +211,7 @@ class Guard:
         saved = self._hostfile.with_name(name)
         hosts = () if self._following.local else ("--hosts", str(self._hostfile))
         limits = ("--deadline", f"{limit_s:g}", "--save", str(saved))
-        words = _hosts.ourselves("main()", "hang", *hosts, *(self._following.ways or ()), *options, *limits)
+        words = ourselves("main()", "hang", *hosts, *(self._following.ways or ()), *options, *limits)
         try:
             with tempfile.TemporaryFile(dir=saved.parent) as log:
                 aside(words, limit_s + LOOK_GRACE_S, cut, stdout=log, stderr=log)
@@ -242,7 +221,7 @@ class Guard:
                 told = log.read().decode(errors="replace").strip().splitlines()
             return bundles.read(saved)
         except (OSError, bundles.BundleError) as error:
-            _hosts.say(f"the look gave no answer: {told[-1] if told else error}")
+            _tell.say(f"the look gave no answer: {told[-1] if told else error}")
             return None
 
     def _tell(self, found: Look, same: bool, next_look: str) -> None:
@@ -253,30 +232,30 @@ class Guard:
         answer = found.answer
         word = _word(answer)
         if not found.key:
-            _hosts.say(f"{word}: {answer.sentence}; {next_look}")
+            _tell.say(f"{word}: {answer.sentence}; {next_look}")
             return
         self._last, self._last_at = answer, time.monotonic()
         text = io.StringIO()
         render(answer, text_console(text), verbose=True)
         self._keep.add(f"hang-{self._looks}.txt", lambda: text.getvalue().encode())
         if same:
-            _hosts.say(f"as before: {word}: {answer.sentence}")
+            _tell.say(f"as before: {word}: {answer.sentence}")
         else:
             render(answer, stderr_console())
         self._keep.save("hangs")
         if not next_look:
             return
         if not self._following.end:
-            _hosts.say(next_look)
+            _tell.say(next_look)
         elif found.keep_on:
-            _hosts.say(f"it is not ended: {found.keep_on}; {next_look}")
+            _tell.say(f"it is not ended: {found.keep_on}; {next_look}")
         else:
-            _hosts.say(f"{next_look}, and ending it if that says the same")
+            _tell.say(f"{next_look}, and ending it if that says the same")
 
     def _end(self, job: subprocess.Popen[bytes], over: threading.Event) -> None:
         """End the job and all that it started here: SIGTERM to the command, and SIGKILL to what is left a minute later."""
         elsewhere = "" if self._following.local else "; what it started on other hosts is its launcher's to end"
-        _hosts.say(f"two looks say the same: the job is told to end (SIGTERM; SIGKILL in {END_GRACE_S:g} s){elsewhere}")
+        _tell.say(f"two looks say the same: the job is told to end (SIGTERM; SIGKILL in {END_GRACE_S:g} s){elsewhere}")
         children.adopt_orphans()  # what the command leaves behind comes to us
         until = time.monotonic() + END_GRACE_S
         job.terminate()

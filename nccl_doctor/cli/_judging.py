@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nccl_doctor.cli._hosts import say, stop
+from nccl_doctor.cli._tell import say, stop
 
 if TYPE_CHECKING:
     from nccl_doctor.facts.model import Bundle

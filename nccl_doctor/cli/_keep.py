@@ -15,7 +15,7 @@ import msgspec
 
 from nccl_doctor import __version__
 from nccl_doctor.agent.probes.environment import allowed
-from nccl_doctor.cli import _hosts
+from nccl_doctor.cli import _tell
 from nccl_doctor.explain.printable import printable
 from nccl_doctor.facts import files
 from nccl_doctor.facts.redaction import redact_argv, redact_environment
@@ -77,12 +77,12 @@ class Keep:
                     _copy(source, target / source.name)
             kept = {path.name: size(_bytes(path)) for path in sorted(target.iterdir())}
         except OSError as error:
-            _hosts.say(f"--keep {self._parent}: {error.strerror or error}: nothing is kept")
+            _tell.say(f"--keep {self._parent}: {error.strerror or error}: nothing is kept")
             return
         new = [f"{name} ({kept[name]})" for name in kept if name not in self._told or name.startswith("job-output")]
         self._told |= kept.keys()
         without = "".join(f"; without {name}: {why}" for name, why in missed.items())
-        _hosts.say(f"kept in {target}: {', '.join(new) or 'nothing'}{without}")
+        _tell.say(f"kept in {target}: {', '.join(new) or 'nothing'}{without}")
 
     def _name(self) -> str:
         program = re.sub(r"[^\w.-]", "_", Path(self._job["command"][0]).name)[:40]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import signal
 import subprocess
@@ -15,17 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from nccl_doctor.agent import children
 from nccl_doctor.agent.job.processes import MARK
-from nccl_doctor.cli import _hosts
-from nccl_doctor.cli._guard import Following, Guard, aside
+from nccl_doctor.cli import _tell
+from nccl_doctor.cli._aside import aside, ourselves
+from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._output import Kept, hand_on
 from nccl_doctor.cli._signals import TO_END, handled_by
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from nccl_doctor.findings.model import EnvAdvice
     from nccl_doctor.inventory import Inventory
 
-KEPT_BYTES = 256 << 20  # of the job's output, at least its last half: a job may print for weeks
-TAIL_BYTES = 1 << 20  # of it that stays where a full disk makes it begin anew
 LEFT_BEHIND_S = 5.0  # for the output of a job that has ended: what it left behind may hold it open for ever
 CANNOT_RUN = 127  # as of a shell
 EXPLAIN_LIMIT_S = 60.0  # what is kept is read in a few seconds, also on a busy machine
@@ -83,7 +82,7 @@ def launch(
         hostfile.write_text(render(entries, inventory.format), encoding="utf-8")
     except OSError as error:
         why = f"{error.strerror or error}; name a directory for them by TMPDIR"
-        _hosts.stop(f"the job's hostfile and the copy of its output have no place: {why}", ExitCode.INTERNAL_ERROR)
+        _tell.stop(f"the job's hostfile and the copy of its output have no place: {why}", ExitCode.INTERNAL_ERROR)
     with place as directory:
         words = {"hosts": ",".join(chosen), "hostfile": str(hostfile), "nnodes": str(len(chosen))}
         environment = dict(os.environ)
@@ -97,12 +96,12 @@ def launch(
                 environment.pop(item.name, None)
             else:
                 environment[item.name] = item.value
-            _hosts.say(f"{item.shell}   # {item.reason}")
+            _tell.say(f"{item.shell}   # {item.reason}")
         argv = [_filled(word, words) for word in command]
-        kept = _Kept(Path(directory))
+        kept = Kept(Path(directory))
         keep = Keep(following.keep, kept.directory, argv, environment, chosen)
         if preflight is not None:
-            _hosts.say(f"go: {shlex.join(argv)}")
+            _tell.say(f"go: {shlex.join(argv)}")
             keep.add("preflight.ndb", lambda: to_bytes(preflight))
         guard = Guard(following, hostfile, chosen, environment[MARK], kept, keep)
         ended = _pass_through(argv, environment, kept, guard)
@@ -119,72 +118,8 @@ def launch(
             keep.save(f"exit {ended.status}" + (": it hung, and --on-hang end ended it" if ended.hung else ""))
         if ended.hung:
             where = f"; kept in {keep.target}" if keep.target else ""
-            _hosts.say(f"the job hung: {guard.sentence}; ended, exit {ended.status}{where}")
+            _tell.say(f"the job hung: {guard.sentence}; ended, exit {ended.status}{where}")
         return ended
-
-
-class _Kept:
-    """The end of the job's output, in two files of half the size (when one is full, the older one goes), and when the last
-    of it came."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        names = ("job-output-before", "job-output")  # no number: it would be a rank
-        self.older, self.newer = (directory / name for name in names)
-        self.heard = time.monotonic()
-        self.lost = ""  # why not all of it is there
-        self._half = KEPT_BYTES // 2
-        self._stream = self.newer.open("wb+", buffering=0)  # a kill -9 of this process loses nothing
-        self._lock = threading.Lock()
-        self._handing_on = 0
-
-    def write(self, block: bytes) -> None:
-        """Append. A full disk loses the beginning of the copy, never the job's own output."""
-        with self._lock:
-            try:
-                if self._stream.tell() > self._half:
-                    self._stream.close()
-                    self.newer.replace(self.older)
-                    self._stream = self.newer.open("wb+", buffering=0)
-                self._append(block)
-            except (OSError, ValueError) as error:
-                self.lost = getattr(error, "strerror", "") or str(error)
-
-    def _append(self, block: bytes) -> None:
-        file, size = self._stream.fileno(), self._stream.tell()
-        try:
-            _write_all(file, block)
-        except OSError:
-            with contextlib.suppress(OSError):
-                there = size + (self.older.stat().st_size if self.older.exists() else 0)
-                self._half = max(there // 3, TAIL_BYTES)  # what it took has to do from now on, with some room
-                tail = min(size, TAIL_BYTES)
-                end = os.pread(file, tail, size - tail)
-                self.older.unlink(missing_ok=True)
-                self._stream.truncate(self._stream.seek(0))
-                _write_all(file, end + block)
-            raise
-
-    @contextlib.contextmanager
-    def handing_on(self) -> Iterator[None]:
-        """While this lasts, it is our own reader that the job waits for."""
-        with self._lock:
-            self._handing_on += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._handing_on -= 1
-                self.heard = time.monotonic()
-
-    def silent_s(self) -> float:
-        """For how long the job has printed nothing, in seconds."""
-        with self._lock:
-            return 0.0 if self._handing_on else time.monotonic() - self.heard
-
-    def files(self) -> list[str]:
-        """The names of the files that hold something, older first."""
-        return [path.name for path in (self.older, self.newer) if path.exists() and path.stat().st_size]
 
 
 def _filled(word: str, words: dict[str, str]) -> str:
@@ -193,9 +128,7 @@ def _filled(word: str, words: dict[str, str]) -> str:
     return word
 
 
-def _pass_through(
-    argv: list[str], environment: dict[str, str], kept: _Kept, guard: Guard | None = None
-) -> Ended | None:
+def _pass_through(argv: list[str], environment: dict[str, str], kept: Kept, guard: Guard | None = None) -> Ended | None:
     """Run with this terminal's input; output goes on unchanged and is kept. Signals are passed on to the job. None: it cannot
     be run, which is said."""
     told: list[int] = []
@@ -223,7 +156,7 @@ def _pass_through(
                 argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=between_fork_and_exec
             )
         except OSError as error:
-            _hosts.say(f"{argv[0]}: {error.strerror or error} (it, or what its first line names)")
+            _tell.say(f"{argv[0]}: {error.strerror or error} (it, or what its first line names)")
             return None
         started.append(child)
         for number in tuple(told):  # came while it started
@@ -232,7 +165,7 @@ def _pass_through(
         with contextlib.suppress(OSError):
             sys.stdout.flush()  # what was told before stands before what the job prints
         copies = [
-            threading.Thread(target=_copy, args=(source, sink, kept), daemon=True)
+            threading.Thread(target=hand_on, args=(source, sink, kept), daemon=True)
             for source, sink in ((child.stdout, 1), (child.stderr, 2))
         ]
         for copy in copies:
@@ -270,52 +203,27 @@ def _at_terminal() -> bool:
         os.close(terminal)
 
 
-def _copy(source: IO[bytes], sink: int, kept: _Kept) -> None:
-    """Hand on to a descriptor what comes; no buffer of ours is between, which could fail once more at our exit."""
-    failed = False
-    for block in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
-        kept.write(block)
-        try:
-            with kept.handing_on():
-                _write_all(sink, block)
-        except BrokenPipeError:
-            pass  # our own reader went away: the job and its log go on
-        except OSError as error:
-            if not failed:
-                _hosts.say(f"output of the job cannot be handed on ({error.strerror}); the job goes on")
-            failed = True
-
-
-def _write_all(sink: int, block: bytes) -> None:
-    left = memoryview(block)
-    while left:
-        try:
-            left = left[os.write(sink, left) :]
-        except BlockingIOError:  # who shares it has made it so: a terminal's other program, ssh
-            select.select([], [sink], [])
-
-
 def _exit(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"exit {status} ({signal.Signals(status - 128).name})"
     return f"exit {status}"
 
 
-def _explain(kept: _Kept, job: Ended) -> Ended:
+def _explain(kept: Kept, job: Ended) -> Ended:
     """Say why the job failed, in a process of its own: the job's exit status must not wait for it for ever."""
     files = kept.files()
     lost = f" (as far as {kept.directory.parent} took it: {kept.lost})" if kept.lost else ""
     if not files:
-        _hosts.say(f"{_exit(job.status)}: the job failed and printed nothing{lost}: there is nothing to explain")
+        _tell.say(f"{_exit(job.status)}: the job failed and printed nothing{lost}: there is nothing to explain")
         return job
-    _hosts.say(f"{_exit(job.status)}: the job failed; its output{lost} says:")
+    _tell.say(f"{_exit(job.status)}: the job failed; its output{lost} says:")
     told: list[int] = []
     with handled_by(lambda number, _: told.append(number), *TO_END):
         options = {"stdout": sys.stderr.fileno(), "cwd": kept.directory}
         whole = aside(_explaining(files), EXPLAIN_LIMIT_S, lambda: bool(told), **options)
     if not whole:
         why = "told to end" if told else f"no end after {EXPLAIN_LIMIT_S:g} s"
-        _hosts.say(f"{why}: the job's output is not explained")
+        _tell.say(f"{why}: the job's output is not explained")
         return msgspec.structs.replace(job, told=bool(told))
     cause, title = _first_cause(kept.directory / "explanation.json")
     return msgspec.structs.replace(job, cause=cause, title=title)
@@ -323,7 +231,7 @@ def _explain(kept: _Kept, job: Ended) -> Ended:
 
 def _explaining(files: list[str]) -> list[str]:
     """These files explained: told on standard output, and kept beside them as text and as JSON."""
-    return _hosts.ourselves("from nccl_doctor.cli.explain import keep; keep(sys.argv[1:])", *files)
+    return ourselves("from nccl_doctor.cli.explain import keep; keep(sys.argv[1:])", *files)
 
 
 class _Cause(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ SIZES = "1K:64M:x4"
 def _dtype(word: str) -> str:
     from nccl_doctor.bench.model import DTYPES, full_dtype
 
-    return _hosts.one_of(*DTYPES)(full_dtype(word))
+    return _options.one_of(*DTYPES)(full_dtype(word))
 
 
 def _operation(word: str) -> str:
     from nccl_doctor.bench.model import OPS
 
-    return _hosts.one_of(*OPS)(word)
+    return _options.one_of(*OPS)(word)
 
 
 @app.command(
@@ -55,10 +55,10 @@ def bench(
             "or gemm (compute speed); several with commas.",
         ),
     ],
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     sizes: Annotated[
         str | None,
         typer.Option(
@@ -74,13 +74,13 @@ def bench(
     op: Annotated[
         str, typer.Option(parser=_operation, metavar="OP", help="Reduction: sum, prod, min, max, avg.")
     ] = "sum",
-    backend: _hosts.Backend = "auto",
-    gpus_per_host: Annotated[int, _hosts.count("Ranks per host with nccl [default: slots, or all GPUs].")] = 0,
-    ranks_per_host: Annotated[int, _hosts.count("Ranks per host with gloo [default: slots, or 1; locally 2].")] = 0,
-    iters: Annotated[int, _hosts.count("Timed calls per size [default: by the budget].", most=1000000)] = 0,
+    backend: _options.Backend = "auto",
+    gpus_per_host: Annotated[int, _options.count("Ranks per host with nccl [default: slots, or all GPUs].")] = 0,
+    ranks_per_host: Annotated[int, _options.count("Ranks per host with gloo [default: slots, or 1; locally 2].")] = 0,
+    iters: Annotated[int, _options.count("Timed calls per size [default: by the budget].", most=1000000)] = 0,
     warmup: Annotated[int, typer.Option(metavar="N", min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
-        float, _hosts.time_option("Time to aim at for all sizes, in seconds or such as 2m.", least=0.1)
+        float, _options.time_option("Time to aim at for all sizes, in seconds or such as 2m.", least=0.1)
     ] = 30.0,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare results with the right answer.")] = True,
     in_place: Annotated[bool, typer.Option("--in-place", help="Measure in place.")] = False,
@@ -88,7 +88,7 @@ def bench(
     both: Annotated[bool, typer.Option("--both", help="Measure both ways.")] = False,
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay the call from a CUDA graph.")] = False,
     gemm_edge: Annotated[
-        int, _hosts.count("gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU].", most=65536)
+        int, _options.count("gemm: edge of the square matrices [default: 1024 on CPU, 8192 on GPU].", most=65536)
     ] = 0,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the ranks (repeat).")
@@ -99,18 +99,18 @@ def bench(
     allow_busy: Annotated[
         bool, typer.Option("--allow-busy", help="Measure although other processes use the GPUs.")
     ] = False,
-    master: _hosts.RankZero = "",
+    master: _options.RankZero = "",
     master_port: Annotated[
-        int, _hosts.count("Port of the store [default: a free one].", metavar="PORT", most=65535)
+        int, _options.count("Port of the store [default: a free one].", metavar="PORT", most=65535)
     ] = 0,
-    timeout: _hosts.StepLimit = 60.0,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    format: Annotated[str, _hosts.format_choice(*FORMATS, help="What standard output gets.")] = "text",
+    timeout: _options.StepLimit = 60.0,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    format: Annotated[str, _options.format_choice(*FORMATS, help="What standard output gets.")] = "text",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg|FILE.html", help="Plot of bandwidth over size.")
     ] = None,
@@ -123,9 +123,9 @@ def bench(
     ] = 0.0,
     fail_on: Annotated[
         str,
-        _hosts.choice("slow", "never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
+        _options.choice("slow", "never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
     ] = "never",
-    verbose: _hosts.Verbose = False,
+    verbose: _options.Verbose = False,
 ) -> None:
     """Measure collectives over torch.distributed, prove which path the data took, and judge the result.
 
@@ -140,7 +140,7 @@ def bench(
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
-        _hosts.stop("--plot draws bandwidth over size, and gemm has neither")
+        _tell.stop("--plot draws bandwidth over size, and gemm has neither")
     backend, ranks = _ranks(backend, gpus_per_host, ranks_per_host)
     plan = BenchPlan(
         collectives=names,
@@ -164,7 +164,7 @@ def bench(
         same_gpu=same_gpu,
         links=8 << 20 if names != (GEMM,) else 0,
     )
-    telling.before = None if baseline is None else _hosts.saved_run(baseline, "--baseline ")
+    telling.before = None if baseline is None else _inputs.saved_run(baseline, "--baseline ")
     asked = Asked(_command(), min_busbw, telling.before)
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     elsewhere = {"--master": master, "--master-port": master_port, "--python": python, "--env-setup": env_setup}
@@ -184,15 +184,15 @@ def _what(collective: str, sizes: str | None, dtype: str, format: str) -> tuple[
         names = parse_collectives(collective)
         wanted = parse_sizes(SIZES if sizes is None else sizes)
     except (UnknownCollective, SizeError) as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
     if GEMM in names and format in ("csv", "nccl-tests"):
-        _hosts.stop(f"--format {format} has no words for gemm: text and json do")
+        _tell.stop(f"--format {format} has no words for gemm: text and json do")
     if GEMM in names and not dtype.startswith(("float", "bfloat")):
-        _hosts.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
+        _tell.stop(f"--dtype {dtype}: gemm measures matrix products of floating-point numbers")
     if names != (GEMM,):
         return names, wanted
     if sizes:
-        _hosts.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
+        _tell.stop("--sizes is for collectives; gemm takes --gemm-edge, the edge of its square matrices")
     return names, ()
 
 
@@ -201,9 +201,9 @@ def _ranks(backend: str, gpus_per_host: int, ranks_per_host: int) -> tuple[str, 
     if not gpus_per_host:
         return backend, ranks_per_host
     if ranks_per_host:
-        _hosts.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
+        _tell.stop("--gpus-per-host is for nccl, --ranks-per-host for gloo: give one of them")
     if backend == "gloo":
-        _hosts.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
+        _tell.stop("--gpus-per-host is for nccl; with --backend gloo give --ranks-per-host")
     return "nccl", gpus_per_host
 
 
@@ -217,13 +217,13 @@ def _inside_a_job(plan: BenchPlan, asked: Asked, telling: _Telling, local: bool,
     """Where torchrun, srun or mpirun started this process, be one of its ranks, to the process's end."""
     from nccl_doctor.bench import in_job
 
-    identity = in_job.identity_or_stop(_hosts.stop)
+    identity = in_job.identity_or_stop(_tell.stop)
     if identity is None:
         return
     if not local:
-        _hosts.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
+        _tell.stop(f"hosts were given, but {identity.launcher} has already started this as rank {identity.rank}")
     if elsewhere:
-        _hosts.stop(
+        _tell.stop(
             f"{', '.join(elsewhere)}: that is for {identity.launcher} to say, which has already started this "
             "(MASTER_ADDR and MASTER_PORT in its environment are where the ranks meet)"
         )
@@ -231,7 +231,7 @@ def _inside_a_job(plan: BenchPlan, asked: Asked, telling: _Telling, local: bool,
     try:
         in_job.run(identity, plan, asked, telling.tell)
     except ValueError as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -241,10 +241,10 @@ def _environment(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
-            _hosts.stop(f"--env {pair!r}: expected NAME=VALUE")
+            _tell.stop(f"--env {pair!r}: expected NAME=VALUE")
         found[name] = value
     for doubt in _doubts(found) if found else ():
-        _hosts.say(f"--env: {doubt}")
+        _tell.say(f"--env: {doubt}")
     return found
 
 
@@ -282,7 +282,7 @@ def _over_sessions(fleet: Fleet, plan: BenchPlan, asked: Asked) -> Outcome:
             notice=console.print,
         )
     except Refused as refusal:
-        _hosts.stop(str(refusal), refusal.code)
+        _tell.stop(str(refusal), refusal.code)
 
 
 @dataclasses.dataclass
@@ -299,10 +299,10 @@ class _Telling:
 
     def __post_init__(self) -> None:
         if self.plot is not None and self.plot.suffix.lower() not in (".svg", ".html"):
-            _hosts.stop(f"--plot {self.plot}: the name must end in .svg or .html")
+            _tell.stop(f"--plot {self.plot}: the name must end in .svg or .html")
         for path, option in ((self.plot, "--plot"), (self.save, "--save")):
             if path is not None:
-                _hosts.check_writable(path, option)
+                _inputs.check_writable(path, option)
 
     def tell(self, outcome: Outcome) -> ExitCode:
         """Keep it, plot it, print it; the exit code. A file that cannot be written does not keep the result back."""
@@ -318,7 +318,7 @@ class _Telling:
         self._print(outcome, str(self.save) if self.save and not not_saved else "", code)
         sys.stdout.flush()
         for text in filter(None, (not_saved, not_plotted)):  # below the table, where it is read
-            _hosts.say(text)
+            _tell.say(text)
         return code
 
     def _print(self, outcome: Outcome, saved: str, code: ExitCode) -> None:
@@ -330,14 +330,14 @@ class _Telling:
         elif self.format == "json":
             from nccl_doctor.bench.outcome import encode
 
-            _hosts.print_json(encode(outcome))
+            _tell.print_json(encode(outcome))
         else:
             from nccl_doctor.report.bench_console import verdict_lines
             from nccl_doctor.report.bench_formats import csv_text, nccl_tests
 
             sys.stdout.write(csv_text(outcome) if self.format == "csv" else nccl_tests(outcome))
             for told in (*(f"{item.id}: {item.title}" for item in outcome.findings), *verdict_lines(outcome)):
-                _hosts.say(str(told))  # these formats have no words for it
+                _tell.say(str(told))  # these formats have no words for it
 
 
 def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _judging, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def _stage_names(incomplete: str) -> list[str]:
 )
 def check(
     context: typer.Context,
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     stage: Annotated[
         list[str] | None,
         typer.Option(
@@ -58,27 +58,27 @@ def check(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes long: throughput, collectives.")] = False,
-    mesh: Annotated[str, _hosts.choice("sparse", "full", help="Which pairs of hosts measure each other.")] = "sparse",
-    master: _hosts.Master = "",
-    master_port: _hosts.MasterPort = 29500,
+    mesh: Annotated[str, _options.choice("sparse", "full", help="Which pairs of hosts measure each other.")] = "sparse",
+    master: _options.Master = "",
+    master_port: _options.MasterPort = 29500,
     nccl_version: Annotated[
         str,
-        typer.Option(parser=_hosts.release, metavar="X.Y.Z", help="Judge by this NCCL version, not the found one."),
+        typer.Option(parser=_options.release, metavar="X.Y.Z", help="Judge by this NCCL version, not the found one."),
     ] = "",
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    deadline: _hosts.Deadline = 180.0,
-    format: _hosts.Format = "text",
-    thresholds: _hosts.Thresholds = None,
-    save: _hosts.Save = None,
-    history: _hosts.History = None,
-    from_: _hosts.Saved = None,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    deadline: _options.Deadline = 180.0,
+    format: _options.Format = "text",
+    thresholds: _options.Thresholds = None,
+    save: _options.Save = None,
+    history: _options.History = None,
+    from_: _options.Saved = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings alone give exit code 10.")] = False,
-    verbose: _hosts.Verbose = False,
+    verbose: _options.Verbose = False,
 ) -> None:
     """Check hosts: ssh, names, ports, interfaces, limits, software, GPUs, topology, InfiniBand, collectives.
 
@@ -86,11 +86,11 @@ def check(
     """
     rows = _judging.load_thresholds(thresholds)
     if save is not None:
-        _hosts.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save")
     if from_ is not None:
-        bundle = _narrowed(_hosts.read_saved(context, from_), stage or [], skip or [], nccl_version)
+        bundle = _narrowed(_inputs.read_saved(context, from_), stage or [], skip or [], nccl_version)
     else:
-        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -108,7 +108,7 @@ def check(
         )
         options = CheckOptions(plan=plan, connect=connect, deadline_s=deadline)
         bundle = _hosts.collect_facts(found.entries, options, _fit(rows))
-    _tell(bundle, rows, format, save, history, strict, verbose)
+    _conclude(bundle, rows, format, save, history, strict, verbose)
 
 
 def _narrowed(bundle: Bundle, only: list[str], without: list[str], nccl_version: str) -> Bundle:
@@ -119,7 +119,7 @@ def _narrowed(bundle: Bundle, only: list[str], without: list[str], nccl_version:
     if only or without:
         wanted = _stages(only, without, quick=False)
         if only and (absent := [name for name in wanted if name not in plan.stages]):
-            _hosts.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(plan.stages)}")
+            _tell.stop(f"the bundle holds no stage {absent[0]!r}; it holds: {', '.join(plan.stages)}")
         plan = msgspec.structs.replace(plan, stages=tuple(name for name in plan.stages if name in wanted))
     return msgspec.structs.replace(bundle, plan=plan)
 
@@ -130,11 +130,11 @@ def _stages(only: list[str], without: list[str], quick: bool) -> tuple[str, ...]
     only, without = ([name.strip() for word in words for name in word.split(",")] for words in (only, without))
     for name in [*only, *without]:
         if name not in STAGES:
-            _hosts.stop(f"no stage {name!r}; the stages are: {', '.join(STAGES)}")
+            _tell.stop(f"no stage {name!r}; the stages are: {', '.join(STAGES)}")
     left_out = {*without, *(("collectives",) if quick and "collectives" not in only else ())}
     stages = tuple(name for name in STAGES if (not only or name in only) and name not in left_out)
     if not stages:
-        _hosts.stop("--stage and --skip leave no stage to run")
+        _tell.stop("--stage and --skip leave no stage to run")
     return stages
 
 
@@ -151,7 +151,7 @@ def _fit(rows: Overrides | None) -> Callable[[Bundle], list[str]]:
     return fit
 
 
-def _tell(
+def _conclude(
     bundle: Bundle,
     rows: Overrides | None,
     format: str,
@@ -172,7 +172,7 @@ def _tell(
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
     if format == "json":
-        _hosts.print_json(to_json(report))
+        _tell.print_json(to_json(report))
     else:
         from nccl_doctor.report.console import render
         from nccl_doctor.report.terminal import stdout_console

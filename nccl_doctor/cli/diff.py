@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _inputs, _judging, _options, _tell, app, examples
 
 
 @app.command(
@@ -26,9 +26,9 @@ def diff(
         str,
         typer.Option("--hosts", "-H", metavar="HOSTS", help="Compare hosts of A: the first with each of the others."),
     ] = "",
-    policy: _hosts.PolicyFile = None,
-    thresholds: _hosts.Thresholds = None,
-    format: _hosts.Format = "text",
+    policy: _options.PolicyFile = None,
+    thresholds: _options.Thresholds = None,
+    format: _options.Format = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All changes.")] = False,
 ) -> None:
     """Show what changed between two bundles (yesterday's good run and today's), most important first.
@@ -40,20 +40,20 @@ def diff(
     from nccl_doctor.rules import compare
 
     if (b is None) == (not hosts):
-        _hosts.stop("give two bundles, or one bundle and --hosts HOST,HOST")
+        _tell.stop("give two bundles, or one bundle and --hosts HOST,HOST")
     judge = _judging.site_judge(policy, thresholds)
-    before = _hosts.read_bundle(a)
-    after = _hosts.read_bundle(b) if b is not None else None
+    before = _inputs.read_bundle(a)
+    after = _inputs.read_bundle(b) if b is not None else None
     try:
         if after is not None:
             found = compare.bundles(before, after, (str(a), str(b)), judge)
         else:
             found = compare.hosts(before, _names(hosts), judge)
     except compare.CompareError as error:
-        _hosts.stop(f"{a}: {error}")
+        _tell.stop(f"{a}: {error}")
     if format == "json":
         data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
-        _hosts.print_json(msgspec.json.format(msgspec.json.encode(data), indent=2))
+        _tell.print_json(msgspec.json.format(msgspec.json.encode(data), indent=2))
     else:
         from nccl_doctor.report.comparison import render
         from nccl_doctor.report.terminal import stdout_console
@@ -66,5 +66,5 @@ def _names(hosts: str) -> list[str]:
     """The hosts in the order given: node sets are expanded, a comma within brackets belongs to its node set."""
     from nccl_doctor import inventory
 
-    with _hosts.bad_input_stops():
+    with _inputs.bad_input_stops():
         return [entry.name for entry in inventory.load(None, hosts, False, {}, None).entries]  # type: ignore[arg-type]

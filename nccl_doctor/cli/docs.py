@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _tell, app
 
 
 def _names(incomplete: str) -> list[str]:
@@ -33,5 +33,5 @@ def docs(
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
-        _hosts.stop(f"no page {page!r}; the pages are: {', '.join(pages)}")
-    typer.echo(told(pages[name], _hosts.columns(WIDTH)), nl=False)
+        _tell.stop(f"no page {page!r}; the pages are: {', '.join(pages)}")
+    typer.echo(told(pages[name], _tell.columns(WIDTH)), nl=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ RECOMMEND_STAGES = ("connectivity", "interfaces", "system", "software", "infinib
 
 def _release_option(option: str, of: str) -> Any:
     told = f"Judge for this {of} release [default: the newest known]."
-    return typer.Option(option, parser=_hosts.release, metavar="X.Y.Z", help=told)
+    return typer.Option(option, parser=_options.release, metavar="X.Y.Z", help=told)
 
 
 NcclVersion = Annotated[str, _release_option("--nccl-version", "NCCL")]
@@ -47,7 +47,7 @@ SavedBundle = Annotated[
 
 def _saved(context: typer.Context, path: Path, nccl_version: str) -> Bundle:
     """A saved run, to be judged for this NCCL release where one is named."""
-    saved = _hosts.read_saved(context, path)
+    saved = _inputs.read_saved(context, path)
     plan = msgspec.structs.replace(saved.plan, nccl_version=nccl_version or saved.plan.nccl_version)
     return msgspec.structs.replace(saved, plan=plan)
 
@@ -56,7 +56,7 @@ def _collected(
     inventory: Inventory, connect: ConnectOptions, stages: tuple[str, ...], nccl_version: str, deadline: float
 ) -> Bundle:
     """What these hosts tell in these stages."""
-    from nccl_doctor.collect.check import CheckOptions
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.facts.model import Plan
 
     entries = inventory.entries
@@ -69,7 +69,7 @@ def show(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more variables.")],
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
-    format: _hosts.Format = "text",
+    format: _options.Format = "text",
 ) -> None:
     """What a variable does: versions, values, default, when to set it, when never. Exit status 0 if it is known."""
     from nccl_doctor.env import knowledge
@@ -80,7 +80,7 @@ def show(
         pages = [variable.answer_json(answer) for answer in answers]
         typer.echo(json.dumps(pages[0] if len(pages) == 1 else pages, indent=2))
     else:
-        typer.echo("\n".join(variable.answer_text(answer, _hosts.columns(WIDTH)) for answer in answers), nl=False)
+        typer.echo("\n".join(variable.answer_text(answer, _tell.columns(WIDTH)) for answer in answers), nl=False)
     if any(answer.status is knowledge.Status.UNKNOWN for answer in answers):
         raise typer.Exit(ExitCode.USAGE)
 
@@ -90,7 +90,7 @@ def _name_in(said: str) -> str:
     words = said.partition("=")[0].split()
     name = words[-1].strip("${}'\"") if words else ""
     if not name:
-        _hosts.stop(f"{said!r} names no variable")
+        _tell.stop(f"{said!r} names no variable")
     return name
 
 
@@ -121,9 +121,9 @@ def lint(
         list[str] | None,
         typer.Option("--log", metavar="PATH", help="A log: what NCCL itself reported as set. Repeatable."),
     ] = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     bundle: SavedBundle = None,
     nccl_version: NcclVersion = "",
     torch_version: TorchVersion = "",
@@ -133,17 +133,17 @@ def lint(
     ] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: change the files themselves.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where there are only warnings.")] = False,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    deadline: _hosts.Deadline = 120.0,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    deadline: _options.Deadline = 120.0,
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
-    format: _hosts.Format = "text",
+    format: _options.Format = "text",
 ) -> None:
     """What is wrong with the variables that are set: in files, a log, hosts, or (without options) this environment."""
     from nccl_doctor.env import examine
@@ -156,7 +156,7 @@ def lint(
     if bundle is not None:
         facts = _saved(context, bundle, nccl_version)
     elif _hosts.is_this_machine(hosts, host_list, slurm):
-        _hosts.nothing_is_measured(context, "only what is named here is read")
+        _options.nothing_is_measured(context, "only what is named here is read")
     else:
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, False, ssh_config)
         found = _hosts.load_inventory(hosts, host_list, slurm)
@@ -164,13 +164,13 @@ def lint(
     try:
         result = examine.examine(files, log or (), facts, nccl_version, torch_version)
     except ValueError as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
     if fix:
         _fix(result, ".fixed" if write else "" if in_place else None)
     elif format == "json":
         typer.echo(json.dumps(told.lint_json(result), indent=2))
     else:
-        typer.echo(told.lint_text(result, show_info, _hosts.columns(WIDTH)), nl=False)
+        typer.echo(told.lint_text(result, show_info, _tell.columns(WIDTH)), nl=False)
     raise typer.Exit(result.exit_code(strict))
 
 
@@ -180,15 +180,15 @@ def _check_files(files: list[str], fix: bool, write: bool, in_place: bool) -> No
     from nccl_doctor.env.files import STANDARD_INPUT
 
     if (write or in_place) and not fix:
-        _hosts.stop("--write and --in-place need --fix")
+        _tell.stop("--write and --in-place need --fix")
     if write and in_place:
-        _hosts.stop("--write writes beside the file, --in-place changes it: choose one")
+        _tell.stop("--write writes beside the file, --in-place changes it: choose one")
     if fix and not set(files) - {STANDARD_INPUT}:
-        _hosts.stop("--fix needs a file: only files can be corrected")
+        _tell.stop("--fix needs a file: only files can be corrected")
     for name in files:
         variable = name.partition("=")[0]
         if variable.isidentifier() and is_ours(variable) and not Path(name).exists():
-            _hosts.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
+            _tell.stop(f"{name} is no file; what one variable does: nccl-doctor env show {variable}")
 
 
 def _fix(result: Examination, ending: str | None) -> None:
@@ -206,7 +206,7 @@ def _fix(result: Examination, ending: str | None) -> None:
         try:
             fixing.write(change, path)
         except OSError as error:
-            _hosts.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+            _tell.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
         if ending:
             typer.echo(f"wrote {path}", err=True)
 
@@ -217,29 +217,29 @@ ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json
 @env.command(short_help="Which variables do these hosts need?")
 def recommend(
     context: typer.Context,
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     bundle: SavedBundle = None,
     purpose: Annotated[
         str,
         typer.Option(
             "--for",
-            parser=_hosts.one_of("run", "hang"),
+            parser=_options.one_of("run", "hang"),
             metavar="run|hang",
             help="run: an ordinary job. hang: leave evidence behind when a job hangs.",
         ),
     ] = "run",
-    format: Annotated[str, _hosts.format_choice(*ADVICE_FORMATS, help="How to print it.")] = "text",
+    format: Annotated[str, _options.format_choice(*ADVICE_FORMATS, help="How to print it.")] = "text",
     nccl_version: NcclVersion = "",
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    deadline: _hosts.Deadline = 120.0,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    deadline: _options.Deadline = 120.0,
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
@@ -258,12 +258,12 @@ def recommend(
         facts = _collected(found, connect, RECOMMEND_STAGES, nccl_version, deadline)
     known, attempts = needs.of_bundle(facts)
     if not known:
-        _hosts.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
+        _tell.stop("no host could be reached: there is nothing to recommend from", ExitCode.NOTHING_CHECKED)
     advice = advising.recommend(known, attempts, recommend_model.Purpose(purpose))
     absent = tuple(f"{host.name} {why}" for host in facts.hosts if (why := not_reached(host)))
     advice = msgspec.structs.replace(advice, unknown=(*absent, *advice.unknown))
     if format == "text":
-        typer.echo(told.advice_text(advice, _hosts.columns(WIDTH)), nl=False)
+        typer.echo(told.advice_text(advice, _tell.columns(WIDTH)), nl=False)
     else:
         typer.echo(told.ADVICE_FORMATS[format](advice), nl=False)
     for note in told.not_shown(advice, format):
@@ -278,29 +278,31 @@ def tune(
         str,
         typer.Argument(metavar="COLLECTIVE", help="allreduce, allgather, reducescatter, ...; several with commas."),
     ],
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     sizes: Annotated[str, typer.Option(metavar="A:B[:xN]", help="The sizes the job uses.")] = "1M:64M:x4",
     candidate: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="'NAME=VALUE ...'", help="A candidate: variables to set together. Repeatable."),
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=3, max=1000, help="Interleaved rounds.")] = 5,
-    backend: _hosts.Backend = "auto",
-    ranks_per_host: Annotated[int, _hosts.count("Ranks per host [default: as bench].")] = 0,
-    time_budget: Annotated[float, _hosts.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)] = 5.0,
-    timeout: _hosts.StepLimit = 60.0,
+    backend: _options.Backend = "auto",
+    ranks_per_host: Annotated[int, _options.count("Ranks per host [default: as bench].")] = 0,
+    time_budget: Annotated[
+        float, _options.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)
+    ] = 5.0,
+    timeout: _options.StepLimit = 60.0,
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
-    master: _hosts.RankZero = "",
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    format: _hosts.Format = "text",
+    master: _options.RankZero = "",
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    format: _options.Format = "text",
 ) -> None:
     """Measure candidate settings against the default, interleaved; recommend only what is better beyond the noise."""
     from nccl_doctor.bench import tune_fleet
@@ -324,9 +326,9 @@ def tune(
         )
         candidates = tune_fleet.read_candidates(candidate or ())
     except (UnknownCollective, SizeError, tune_fleet.BadCandidate) as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
     if GEMM in plan.collectives:
-        _hosts.stop("gemm sends nothing: no setting of NCCL makes it faster")
+        _tell.stop("gemm sends nothing: no setting of NCCL makes it faster")
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     entries = _hosts.load_inventory(hosts, host_list, slurm).entries
@@ -339,11 +341,11 @@ def tune(
             lambda text: typer.echo(text, err=True),
         )
     except tune_fleet.BadCandidate as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
     except Refused as refusal:
-        _hosts.stop(str(refusal), refusal.code)
+        _tell.stop(str(refusal), refusal.code)
     except Failed as reason:
-        _hosts.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
+        _tell.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
     if format == "json":
         typer.echo(json.dumps(tuning_json(result), indent=2))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nccl_doctor import __version__
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _inputs, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def estimate(
         ),
     ] = "",
     gpus: Annotated[str, typer.Option(metavar="N,N,...", help="For how many GPUs, one rank each: 8,16,32.")] = "",
-    gpus_per_host: Annotated[int, _hosts.count("GPUs of a host [default: as in the runs].")] = 0,
+    gpus_per_host: Annotated[int, _options.count("GPUs of a host [default: as in the runs].")] = 0,
     step: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,7 +66,7 @@ def estimate(
     grad_dtype: Annotated[
         str, typer.Option(metavar="TYPE", help="Type in which gradients are sent [default: --dtype].")
     ] = "",
-    layers: Annotated[int, _hosts.count("fsdp, zero3: modules that are gathered one at a time.", most=100000)] = 0,
+    layers: Annotated[int, _options.count("fsdp, zero3: modules that are gathered one at a time.", most=100000)] = 0,
     accumulate: Annotated[
         int,
         typer.Option(
@@ -76,7 +76,7 @@ def estimate(
     strong: Annotated[
         bool, typer.Option("--strong", help="Divide a step's work among the GPUs; else each GPU keeps its own.")
     ] = False,
-    format: _hosts.Format = "text",
+    format: _options.Format = "text",
 ) -> None:
     """Estimate what communication costs a step: bytes, time, share of the step, scaling efficiency, and what it takes to
     meet the targets (20 % of the step at most, 80 % efficiency at least).
@@ -101,7 +101,7 @@ def estimate(
         "--layers N (how many modules are gathered, one at a time)": layers or way is None or not way.by_layer,
     }
     if missing := [words for words, given in needed.items() if not given]:
-        _hosts.stop(f"estimate needs {', '.join(missing)}")
+        _tell.stop(f"estimate needs {', '.join(missing)}")
     assert way
     model = _model(way, params, full_dtype(dtype), full_dtype(grad_dtype or dtype), accumulate, layers)
     figures = _figures(busbw_in_host, busbw, latency)
@@ -113,7 +113,7 @@ def estimate(
     if format == "json":
         import msgspec
 
-        _hosts.print_json(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1))
+        _tell.print_json(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1))
     else:
         from nccl_doctor.report.estimate import render
         from nccl_doctor.report.terminal import stdout_console
@@ -135,9 +135,9 @@ def _way(name: str) -> Way:
 
     word = name.lower()
     if word in REFUSED:
-        _hosts.stop(f"{name}: cannot be estimated: {REFUSED[word]}")
+        _tell.stop(f"{name}: cannot be estimated: {REFUSED[word]}")
     if word not in ways():
-        _hosts.stop(f"no way of parallelism {name!r}; there are {', '.join(ways())}")
+        _tell.stop(f"no way of parallelism {name!r}; there are {', '.join(ways())}")
     return ways()[word]
 
 
@@ -147,26 +147,26 @@ def _model(way: Way, params: str, dtype: str, grad_dtype: str, accumulate: int, 
 
     for option, word in (("--dtype", dtype), ("--grad-dtype", grad_dtype)):
         if word not in DTYPE_BYTES:
-            _hosts.stop(f"{option} {word!r}: expected one of {', '.join(DTYPE_BYTES)}")
+            _tell.stop(f"{option} {word!r}: expected one of {', '.join(DTYPE_BYTES)}")
     match = re.fullmatch(
         r"([0-9]{1,15}(?:\.[0-9]{1,12})?(?:e[0-9]{1,2})?)([KMBT]?)", params.strip(), re.ASCII | re.IGNORECASE
     )
     count = round(float(match.group(1)) * _DECIMAL[match.group(2).upper()]) if match else 0
     if not 1 <= count <= 10**15:
-        _hosts.stop(f"--params {params!r}: expected a number of parameters, such as 7B, 350M or 124439808")
+        _tell.stop(f"--params {params!r}: expected a number of parameters, such as 7B, 350M or 124439808")
     if layers and not way.by_layer:
-        _hosts.stop(f"{way.way} sends buckets: --layers would change nothing")
+        _tell.stop(f"{way.way} sends buckets: --layers would change nothing")
     if layers > count:
-        _hosts.stop(f"--layers {layers}: more than there are parameters")
+        _tell.stop(f"--layers {layers}: more than there are parameters")
     return Model(count, dtype, grad_dtype, accumulate, layers)
 
 
 def _run(path: Path) -> Outcome:
     from nccl_doctor.bench.rates import trouble
 
-    run = _hosts.saved_run(path, "--from ")
+    run = _inputs.saved_run(path, "--from ")
     if why := trouble(run):
-        _hosts.stop(f"--from {path}: says nothing of rates: {why}")
+        _tell.stop(f"--from {path}: says nothing of rates: {why}")
     return run
 
 
@@ -175,9 +175,9 @@ def _figures(in_host: float | None, across: float | None, latency: str) -> Figur
 
     for option, value in (("--busbw", across), ("--busbw-in-host", in_host)):
         if value is not None and not 1e-3 <= value <= 1e5:
-            _hosts.stop(f"{option} {value:g}: expected GB/s, such as 45")
+            _tell.stop(f"{option} {value:g}: expected GB/s, such as 45")
     if (in_host is None and across is None) != (not latency):
-        _hosts.stop(
+        _tell.stop(
             "--busbw or --busbw-in-host and --latency go together: what a call costs is what nccl-tests takes for its "
             "smallest sizes"
         )
@@ -187,7 +187,7 @@ def _figures(in_host: float | None, across: float | None, latency: str) -> Figur
 def _seconds(option: str, text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) *(us|ms|s)", text.strip(), re.ASCII)
     if not match:
-        _hosts.stop(f"{option} {text!r}: expected a time with its unit, such as 850ms, 1.2s or 40us")
+        _tell.stop(f"{option} {text!r}: expected a time with its unit, such as 850ms, 1.2s or 40us")
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
@@ -202,17 +202,17 @@ def _steps(texts: list[str], per_host: int) -> tuple[Step, ...]:
     found = []
     for text in texts:
         time, _, gpus = text.partition("@")
-        seconds = _seconds("--step", time) or _hosts.stop(f"--step {text!r}: a step takes more than no time")
+        seconds = _seconds("--step", time) or _tell.stop(f"--step {text!r}: a step takes more than no time")
         found.append(Step(seconds, _count(f"--step {text!r}", gpus, "TIME@GPUS, such as 850ms@8", per_host)))
     if len({item.gpus for item in found}) < len(found):
-        _hosts.stop("--step: two steps of the same number of GPUs; give one")
+        _tell.stop("--step: two steps of the same number of GPUs; give one")
     return tuple(found)
 
 
 def _count(said: str, text: str, expected: str, per_host: int) -> int:
     """A number of GPUs: of one host, or of whole hosts."""
     if not re.fullmatch("[1-9][0-9]{0,6}", text.strip(), re.ASCII):
-        _hosts.stop(f"{said}: expected {expected}")
+        _tell.stop(f"{said}: expected {expected}")
     if int(text) > per_host and int(text) % per_host:
-        _hosts.stop(f"{said}: {int(text)} GPUs are not whole hosts of {per_host}")
+        _tell.stop(f"{said}: {int(text)} GPUs are not whole hosts of {per_host}")
     return int(text)

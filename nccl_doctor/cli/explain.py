@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -40,15 +40,17 @@ def explain(
             "check or bench saved.",
         ),
     ],
-    format: _hosts.Format = "text",
-    workers: Annotated[int, _hosts.count("Processes that read files [default: one per core].", most=256)] = 0,
+    format: _options.Format = "text",
+    workers: Annotated[int, _options.count("Processes that read files [default: one per core].", most=256)] = 0,
 ) -> None:
     """Name the cause of a failed, slow or hung job from its logs, with the lines that prove it and what to do."""
+    import gc
     import time
 
     from nccl_doctor.explain.files import explain_paths
     from nccl_doctor.report import explanation as report
 
+    gc.disable()  # no cycles come from reading; looking for them took a tenth of what is not in parallel
     started = time.monotonic()
     names, benches = _bench_runs(logs)
     found = explain_paths(names, workers or None, meanwhile=_terminal if format == "text" else None)
@@ -60,15 +62,15 @@ def explain(
         why = ("nothing could be read" if found.problems else "the input is empty") + ": there is no verdict"
         found = msgspec.structs.replace(found, sentence=why, next=())
     if format == "json":
-        _hosts.print_json(report.to_json(found).encode())
+        _tell.print_json(report.to_json(found).encode())
     elif not why:
         from nccl_doctor.report.terminal import stdout_console
 
         _terminal().print_explanation(found, stdout_console(), time.monotonic() - started)
     if why:
         for problem in found.problems:
-            _hosts.say(f"{problem.name}: {problem.problem}")
-        _hosts.say(why)
+            _tell.say(f"{problem.name}: {problem.problem}")
+        _tell.say(why)
     raise typer.Exit(code)
 
 
@@ -98,7 +100,7 @@ def keep(names: list[str]) -> None:
         try:
             files.write(Path(name), content.encode(), private=True)
         except OSError as error:
-            _hosts.say(f"{name}: {error.strerror or error}")
+            _tell.say(f"{name}: {error.strerror or error}")
     _terminal().print_explanation(found, stdout_console(), seconds)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _judging, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
@@ -25,28 +25,30 @@ from nccl_doctor.findings.exit_codes import ExitCode
 )
 def hang(
     context: typer.Context,
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     job: Annotated[str, typer.Option(metavar="ID", help="Which job, where several run on the hosts.")] = "",
     interval: Annotated[
         float,
-        _hosts.time_option("Time between the two looks at every rank: 0.5 to 60 seconds, or 1m.", least=0.5, most=60.0),
+        _options.time_option(
+            "Time between the two looks at every rank: 0.5 to 60 seconds, or 1m.", least=0.5, most=60.0
+        ),
     ] = 3.0,
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="Take Python stacks (py-spy, which pauses nothing).")
     ] = True,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    deadline: _hosts.Deadline = 120.0,
-    format: _hosts.Format = "text",
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    deadline: _options.Deadline = 120.0,
+    format: _options.Format = "text",
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all that was seen as a bundle.")] = None,
-    from_: _hosts.Saved = None,
+    from_: _options.Saved = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All evidence, and every rank's pid.")] = False,
 ) -> None:
     """Find the rank that holds a hanging job: states, stacks, connections, workers, NCCL's own counts, looked at twice.
@@ -56,15 +58,15 @@ def hang(
     import msgspec
 
     if save is not None:
-        _hosts.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save")
     if from_ is not None:
         if save:
-            _hosts.stop("--from judges a saved bundle: it takes no --save")
-        bundle = _hosts.read_saved(context, from_, of="hang")
+            _tell.stop("--from judges a saved bundle: it takes no --save")
+        bundle = _inputs.read_saved(context, from_, of="hang")
         bundle = msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, job=job))
     else:
-        from nccl_doctor.collect.check import CheckOptions
         from nccl_doctor.collect.job import JobOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -81,7 +83,7 @@ def hang(
     _hosts.tell_interrupted(bundle)
     code = ExitCode.INTERRUPTED if bundle.interrupted else answer.exit_code
     if format == "json":
-        _hosts.print_json(to_json(answer))
+        _tell.print_json(to_json(answer))
     else:
         from nccl_doctor.report.hang import render
         from nccl_doctor.report.terminal import stdout_console

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _options, _tell, app
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
@@ -17,7 +17,7 @@ def history(
         Path, typer.Argument(metavar="PATH", help="What --history of check or preflight named: a directory or a file.")
     ],
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="Only what concerns this host.")] = "",
-    format: _hosts.Format = "text",
+    format: _options.Format = "text",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All runs and trends.")] = False,
 ) -> None:
     """Show what keeps failing, which runs passed because they avoided a bad host, and where bandwidth goes.
@@ -32,14 +32,14 @@ def history(
     try:
         runs = store.read(path)
     except store.HistoryError as error:
-        _hosts.stop(str(error))
+        _tell.stop(str(error))
     if host and not any(item.host == host for run in runs for item in run.hosts):
-        _hosts.stop(f"{store.file_of(path)}: host {host!r} is in no run")
+        _tell.stop(f"{store.file_of(path)}: host {host!r} is in no run")
     if not runs:
-        _hosts.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
+        _tell.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
     found = analyse(runs, host)
     if format == "json":
-        _hosts.print_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        _tell.print_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         from nccl_doctor.report.history import render
         from nccl_doctor.report.terminal import stdout_console

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app
+from nccl_doctor.cli import _tell, app
 
 
 def _names(incomplete: str) -> list[str]:
@@ -53,7 +53,7 @@ def _show(name: str) -> None:
     from nccl_doctor.findings import playbooks
     from nccl_doctor.report.playbook import WIDTH, text
 
-    typer.echo(text(playbooks.load(name), _hosts.columns(WIDTH)), nl=False)
+    typer.echo(text(playbooks.load(name), _tell.columns(WIDTH)), nl=False)
     if stages := _measured_by(name):
         typer.echo(f"\nMended? nccl-doctor check --hosts HOSTFILE --stage {','.join(stages)}")
 
@@ -70,7 +70,7 @@ def _search(words: str) -> None:
     if not holding and not aid:
         near = difflib.get_close_matches(words, playbooks.names(), n=3, cutoff=0.6)
         none = ", and none holds these words; of a whole log: nccl-doctor explain LOG"
-        _hosts.stop(f"no playbook {words!r}" + (f"; did you mean: {', '.join(near)}?" if near else none))
+        _tell.stop(f"no playbook {words!r}" + (f"; did you mean: {', '.join(near)}?" if near else none))
 
 
 def _measured_by(name: str) -> list[str]:
@@ -85,7 +85,7 @@ def _measured_by(name: str) -> list[str]:
 def _list(names: Sequence[str]) -> None:
     from nccl_doctor.findings import playbooks
 
-    columns = _hosts.columns(200) if sys.stdout.isatty() else 200  # a line each, for grep
+    columns = _tell.columns(200) if sys.stdout.isatty() else 200  # a line each, for grep
     width = min(max(map(len, names)), columns // 2)
     for name in names:
         row = f"{name:<{width}}  {playbooks.load(name).title}"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _inputs, _judging, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 ENDINGS = {
@@ -38,13 +38,13 @@ def report(
     format: Annotated[
         str,
         typer.Option(
-            parser=_hosts.report_format,
+            parser=_options.report_format,
             metavar="FORMAT",
             help="Report format [default: by the output's ending; html without one].",
         ),
     ] = "",
-    policy: _hosts.PolicyFile = None,
-    thresholds: _hosts.Thresholds = None,
+    policy: _options.PolicyFile = None,
+    thresholds: _options.Thresholds = None,
     runs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -62,12 +62,12 @@ def report(
 
     name = format or _format_of(output)
     if runs and name != "html":
-        _hosts.stop(f"--bench draws curves, and {name} has none: html does")
+        _tell.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
-        _hosts.check_writable(output, "--output")
+        _inputs.check_writable(output, "--output")
     rules = _judging.load_policy(policy)
     rows = _judging.load_thresholds(thresholds, rules.thresholds)
-    facts = _judging.requiring(_hosts.read_bundle(bundle), rules.require)
+    facts = _judging.requiring(_inputs.read_bundle(bundle), rules.require)
     judged = _judging.judged(facts, rules, rows)
     gate = decide(judged, min_hosts=rules.min_hosts, strict=rules.strict)
     if name == "text" and output is None:
@@ -76,7 +76,7 @@ def report(
     if name == "html":
         from nccl_doctor.report import html
 
-        text = html.render(judged, facts, None, [(path.stem, _hosts.saved_run(path)) for path in runs or []])
+        text = html.render(judged, facts, None, [(path.stem, _inputs.saved_run(path)) for path in runs or []])
     else:
         text = formats.render(name, judged, gate, facts)
     if output is None:
@@ -85,7 +85,7 @@ def report(
     try:
         files.write(output, text.encode())
     except OSError as error:
-        _hosts.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
+        _tell.stop(f"{output}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
 
 
 def _format_of(output: Path | None) -> str:
@@ -93,5 +93,5 @@ def _format_of(output: Path | None) -> str:
     ending = output.suffix.lower() if output else ""
     if ending and ending not in ENDINGS:
         known = ", ".join(ENDINGS)
-        _hosts.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
+        _tell.stop(f"--output {output}: no format has this ending (known: {known}); name one with --format")
     return ENDINGS.get(ending, "html")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _options, app, examples
 
 
 @app.command(
@@ -24,18 +24,18 @@ def run(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND ...", help="Run this, and pass on its exit code.")
     ],
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
-    silence: _hosts.Silence = "10m",
-    on_hang: _hosts.OnHang = "tell",
-    keep: _hosts.KeepIn = None,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
+    silence: _options.Silence = "10m",
+    on_hang: _options.OnHang = "tell",
+    keep: _options.KeepIn = None,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
 ) -> None:
     """Run a job, its output unchanged, and say which rank holds it where it falls silent, and why it failed if it does.
 
@@ -44,7 +44,7 @@ def run(
     from nccl_doctor.cli._guard import following
     from nccl_doctor.cli._launch import launch
 
-    _hosts.check_program(command)
+    _inputs.check_program(command)
     local = _hosts.is_this_machine(hosts, host_list, slurm)
     connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
     followed = following(silence, on_hang, keep, connect)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -41,35 +41,35 @@ def topo(
             help="A saved bundle, or the output of `nvidia-smi topo -m` (or -mp, -p2p), or - for standard input.",
         ),
     ] = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     from_: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="The same FILE, as for check.")] = None,
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    deadline: _hosts.Deadline = 90.0,
-    format: _hosts.Format = "text",
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    deadline: _options.Deadline = 90.0,
+    format: _options.Format = "text",
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
 
     Without FILE, hosts or bundle, this machine is asked.
     """
     if file is not None and from_ is not None:
-        _hosts.stop("give FILE or --from, as both mean the same")
+        _tell.stop("give FILE or --from, as both mean the same")
     source = str(from_) if from_ is not None else file
     if source is not None:
-        _hosts.nothing_is_measured(context, f"{source} is read")
+        _options.nothing_is_measured(context, f"{source} is read")
     if source is not None and not _is_bundle(source):
-        _tell(_from_file(source), {}, format, one_file=True)
+        _show(_from_file(source), {}, format, one_file=True)
         return
     if source is not None:
-        bundle = _hosts.read_bundle(Path(source))
+        bundle = _inputs.read_bundle(Path(source))
     else:
-        from nccl_doctor.collect.check import CheckOptions
+        from nccl_doctor.collect.run import CheckOptions
         from nccl_doctor.facts.model import Plan
 
         local = _hosts.is_this_machine(hosts, host_list, slurm)
@@ -77,7 +77,7 @@ def topo(
         entries = _hosts.load_inventory(hosts, host_list, slurm).entries
         options = CheckOptions(plan=Plan(stages=("gpu", "topology")), connect=connect, deadline_s=deadline)
         bundle = _hosts.collect_all(entries, options)
-    _tell(*_from_bundle(bundle), format, one_file=False)
+    _show(*_from_bundle(bundle), format, one_file=False)
 
 
 def _is_bundle(source: str) -> bool:
@@ -99,11 +99,11 @@ def _from_file(file: str) -> list[Found]:
             with Path(file).open("rb") as stream:
                 data = stream.read(READ_LIMIT)
     except OSError as error:
-        _hosts.stop(f"{file}: {error.strerror or error}")
+        _tell.stop(f"{file}: {error.strerror or error}")
     try:
         matrix = topology_matrix.parse(data.decode("utf-8", "replace"))
     except topology_matrix.TopologyError as error:
-        _hosts.stop(f"{'standard input' if file == '-' else file}: {error}", ExitCode.NOTHING_CHECKED)
+        _tell.stop(f"{'standard input' if file == '-' else file}: {error}", ExitCode.NOTHING_CHECKED)
     return [("standard input" if file == "-" else file, matrix, [])]
 
 
@@ -141,7 +141,7 @@ def _alike(found: list[Found]) -> list[tuple[list[str], Matrix, list[tuple[str, 
     return groups
 
 
-def _tell(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
+def _show(found: list[Found], missing: dict[str, str], format: str, one_file: bool) -> None:
     from nccl_doctor.facts.fold import fold
     from nccl_doctor.report import topology
     from nccl_doctor.report.safe_text import visible

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nccl_doctor.cli import _hosts, _judging, app, examples
+from nccl_doctor.cli import _hosts, _inputs, _judging, _options, _tell, app, examples
 from nccl_doctor.findings.exit_codes import ExitCode
 
 
@@ -25,24 +25,24 @@ from nccl_doctor.findings.exit_codes import ExitCode
 )
 def watch(
     context: typer.Context,
-    misplaced: _hosts.Misplaced = None,
-    hosts: _hosts.HostsFile = None,
-    host_list: _hosts.HostList = None,
-    slurm: _hosts.Slurm = False,
+    misplaced: _options.Misplaced = None,
+    hosts: _options.HostsFile = None,
+    host_list: _options.HostList = None,
+    slurm: _options.Slurm = False,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between the samples of a host: 0.5s to 10m.")] = "5s",
     for_: Annotated[
         str, typer.Option("--for", metavar="TIME", help="How long: 90, 10m, 2h, 3d. [default: until Ctrl-C]")
     ] = "",
-    transport: _hosts.Transport = "ssh",
-    python: _hosts.Python = "",
-    env_setup: _hosts.EnvSetup = "",
-    connect_timeout: _hosts.ConnectTimeout = 10.0,
-    fan_out: _hosts.FanOut = 64,
-    ssh_config: _hosts.SshConfig = None,
-    format: _hosts.Format = "text",
-    thresholds: _hosts.Thresholds = None,
+    transport: _options.Transport = "ssh",
+    python: _options.Python = "",
+    env_setup: _options.EnvSetup = "",
+    connect_timeout: _options.ConnectTimeout = 10.0,
+    fan_out: _options.FanOut = 64,
+    ssh_config: _options.SshConfig = None,
+    format: _options.Format = "text",
+    thresholds: _options.Thresholds = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was seen, folded, as a bundle.")] = None,
-    from_: _hosts.Saved = None,
+    from_: _options.Saved = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="A line for each GPU, all evidence and events.")
     ] = False,
@@ -53,16 +53,16 @@ def watch(
     """
     from nccl_doctor.agent.probes.watch import LONGEST_S
 
-    every_s = _hosts.seconds(every, "--every", "5s, from 0.5s to 10m", least=0.5, most=600.0)
+    every_s = _options.seconds(every, "--every", "5s, from 0.5s to 10m", least=0.5, most=600.0)
     longest = f"90s, 10m or 2h, up to {LONGEST_S / 86400:.0f}d"
-    for_s = _hosts.seconds(for_, "--for", longest, most=LONGEST_S) if for_ else None
+    for_s = _options.seconds(for_, "--for", longest, most=LONGEST_S) if for_ else None
     rows = _judging.load_thresholds(thresholds)
     if save is not None:
-        _hosts.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save")
     if from_ is not None:
         if save:
-            _hosts.stop("--from judges a saved bundle: it takes no --save")
-        bundle = _hosts.read_saved(context, from_, of="watch")
+            _tell.stop("--from judges a saved bundle: it takes no --save")
+        bundle = _inputs.read_saved(context, from_, of="watch")
     else:
         from nccl_doctor.collect.watch import WatchOptions
         from nccl_doctor.collect.watch import watch as watch_hosts
@@ -84,7 +84,7 @@ def watch(
     if save is not None and not saved and code is ExitCode.HEALTHY:
         code = ExitCode.INTERNAL_ERROR  # asked to keep what was seen and could not: not a success
     if format == "json":
-        _hosts.print_json(to_json(answer, code))
+        _tell.print_json(to_json(answer, code))
     else:
         from nccl_doctor.report.terminal import stdout_console
         from nccl_doctor.report.watch import render

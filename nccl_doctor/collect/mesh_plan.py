@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from nccl_doctor.agent.probes.mesh import RETRY_S
 from nccl_doctor.facts.mesh import Link, Links, Listening, Names, Resolver, Throughput
 from nccl_doctor.rules.localise import Pair
@@ -21,6 +23,13 @@ MESSAGES = 100  # small paced messages per pair: 0.2 s, and a loss of 5 % is mis
 DOUBT_SHARES = ((0.5, False), (0.3, True))
 TIMES_AGAIN = 2  # for each transfer and share
 FEW = 12  # one after the other, more transfers than these would take too long
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """The ports that each host listens on, and the address at which it is tested."""
+
+    ports: Mapping[str, Listening]
+    addresses: Mapping[str, str]
 
 
 def doubtful(measured: Mapping[str, Throughput], share: float) -> list[Pair]:
@@ -74,12 +83,7 @@ def _at_first(ports: Sequence[int]) -> Sequence[int]:
     return ports[:: max(1, len(ports) // PORTS)][:PORTS]
 
 
-def sweep(
-    host: str,
-    listening: Mapping[str, Listening],
-    addresses: Mapping[str, str],
-    links: Mapping[str, Links],
-) -> list[dict[str, Any]]:
+def sweep(host: str, listeners: Listeners, links: Mapping[str, Links]) -> list[dict[str, Any]]:
     """The further ports of the peers whose first ones (``links``) answered ``host`` at once.
 
     A port that is closed is proof enough, and more connects where new ones are limited would only meet the limit again.
@@ -87,22 +91,22 @@ def sweep(
     tried = links[host].links
     passed_over = {link.peer for link in tried if link.outcome != "ok" or link.attempts > 1} | late_hosts(links)
     peers = sorted({link.peer for link in tried if link.purpose == "ephemeral"} - passed_over)
-    return [target for peer in peers for target in further(peer, listening, addresses)]
+    return [target for peer in peers for target in further(peer, listeners)]
 
 
-def further(peer: str, listening: Mapping[str, Listening], addresses: Mapping[str, str]) -> list[dict[str, Any]]:
+def further(peer: str, listeners: Listeners) -> list[dict[str, Any]]:
     """The further ports of a peer, as targets."""
-    ports = listening[peer].ephemeral
+    ports = listeners.ports[peer].ephemeral
     return [
-        {"peer": peer, "address": addresses[peer], "port": port, "purpose": "ephemeral"}
+        {"peer": peer, "address": listeners.addresses[peer], "port": port, "purpose": "ephemeral"}
         for port in ports
         if port not in _at_first(ports)
     ]
 
 
-def again(link: Link, listening: Mapping[str, Listening]) -> dict[str, Any]:
+def again(link: Link, listeners: Listeners) -> dict[str, Any]:
     """The target of this connect, to be tried again."""
-    first = link.purpose == "ephemeral" and link.port == listening[link.peer].ephemeral[0]
+    first = link.purpose == "ephemeral" and link.port == listeners.ports[link.peer].ephemeral[0]
     place = {"peer": link.peer, "address": link.address, "port": link.port, "purpose": link.purpose}
     return {**place, "messages": MESSAGES if first else 0}
 
@@ -135,14 +139,14 @@ def link_targets(
     host: str,
     peers: Sequence[str],
     resolver: Resolver,
-    listening: Mapping[str, Listening],
-    addresses: Mapping[str, str],
+    listeners: Listeners,
     chosen: Mapping[str, Sequence[str]],
     master: str,
 ) -> list[dict[str, Any]]:
     """What ``host`` connects to: its peers' ephemeral ports, the address its own resolver gives for them where that is
     another, the addresses of the interfaces NCCL would choose where those are others, and the master port."""
     targets: list[dict[str, Any]] = []
+    listening, addresses = listeners.ports, listeners.addresses
 
     def add(peer: str, address: str, port: int, purpose: str, messages: int = 0) -> None:
         if address and port:
@@ -173,9 +177,9 @@ def _resolved(resolver: Resolver, host: str, peer: str) -> str:
     return answer.addresses[0] if answer and answer.addresses else ""
 
 
-def best_address(host: str, peer: str, links: Mapping[str, Links], addresses: Mapping[str, str]) -> str:
+def best_address(host: str, peer: str, links: Mapping[str, Links], listeners: Listeners) -> str:
     """Where bulk data to ``peer`` is measured: NCCL's interface if a connect to it worked, else the tested address."""
     for link in links[host].links if host in links else ():
         if link.peer == peer and link.purpose == "chosen-interface" and link.outcome == "ok":
             return link.address
-    return addresses[peer]
+    return listeners.addresses[peer]

@@ -13,8 +13,8 @@ import msgspec
 from nccl_doctor import __version__
 from nccl_doctor.agent.probes.watch import LONGEST_S
 from nccl_doctor.agent.probing import PROBES
-from nccl_doctor.collect.check import hang_up_on_interrupt
 from nccl_doctor.collect.job import with_py_spy
+from nccl_doctor.collect.run import hang_up_on_interrupt
 from nccl_doctor.collect.watch_series import HostSeries
 from nccl_doctor.facts.gpu import GpuFact, Witness
 from nccl_doctor.facts.model import (

@@ -11,14 +11,13 @@ import msgspec
 from nccl_doctor.facts.job import Process, Reading
 from nccl_doctor.facts.watch import NOT_ASKED, Gap, GpuSeries, Level, NicSeries, Points, RankSeries, Whereabouts
 from nccl_doctor.facts.watch_samples import GpuSample, NicSample, RankSample
-from nccl_doctor.rules.nvidia import LOST, reasons
+from nccl_doctor.rules.nvidia import LOST, THROTTLE_MASK, reasons
 from nccl_doctor.rules.units import duration
 
 G = TypeVar("G", bound=Gap)
 
 BUSY_PERCENT = 50  # of utilisation, in one sample
 FULL_SHARE = 0.9  # of an interface's rate: headers and pauses take the rest
-THROTTLES = 0x20 | 0x40 | 0x80 | 0x08  # a power cap is normal under load
 AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
 GAPS = 500
@@ -189,7 +188,7 @@ class GpuFold:
         self.throttle_known += told.throttle_reasons is not None
         for bit in (1 << number for number in range(10) if mask >> number & 1):
             self.throttled[str(bit)] = self.throttled.get(str(bit), 0) + 1
-        words = ", ".join(reasons(mask & THROTTLES))
+        words = ", ".join(reasons(mask & THROTTLE_MASK))
         if words:
             if now_s - self._throttled_s.get(words, -AGAIN_S) >= AGAIN_S:
                 heat = "" if told.temperature_c is None else f", {told.temperature_c:.0f} C"

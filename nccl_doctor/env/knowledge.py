@@ -87,6 +87,7 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     ``first`` and ``last`` are the reader's releases (last empty: still read by the newest known); ``history`` lists
     (release, default from then on) where the default changed. ``meaning``, ``set_when`` and ``never`` are sentences.
+    From ``legacy_since`` on, only the NCCL backend that ``TORCH_DIST_USE_NCCL2=0`` chooses reads it.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Variable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     source: str = ""
     first: str = ""
     last: str = ""
+    legacy_since: str = ""
     type: str = "string"
     default: str = "unset"
     history: tuple[tuple[str, str], ...] = ()
@@ -207,6 +209,8 @@ def load() -> Knowledge:
         family = plugins["families"][row["family"]]
         inherited = {"reader": family["reader"], "source": family["source"], "vendor": family.get("vendor", "")}
         rows[name] = {"name": name, **inherited, **row}
+    for name in curated["legacy_backend"]["names"]:
+        rows[name]["legacy_since"] = curated["legacy_backend"]["since"]
     for row in rows.values():
         row.setdefault("risk", _risk(row, system))
     silent = {row["name"]: row for row in _read("nobody.json")}
@@ -247,6 +251,12 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         """The newest release that is known, where a later one was asked for: what holds there is not known."""
         newest = NEWEST_TORCH if self.variable is not None and self.variable.of_torch else NEWEST_NCCL
         return newest if is_beyond(self.version, newest) else ""
+
+    @property
+    def only_legacy(self) -> bool:
+        """Whether at that version only PyTorch's legacy NCCL backend reads it, which is not the default."""
+        since = self.variable.legacy_since if self.variable and self.status is Status.CURRENT else ""
+        return bool(since) and versions.at_least(versions.parse(self.version), since)
 
     @property
     def replaced_by(self) -> str:

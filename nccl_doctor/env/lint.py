@@ -84,6 +84,7 @@ class Context(msgspec.Struct, frozen=True):
     torch_version: str = ""
     devices: Mapping[str, Devices] = {}  # host -> devices; "" stands for every host
     vendors: Mapping[str, str] = {}  # scope -> the cloud plugin whose profile prescribes variables there
+    legacy: frozenset[str] = frozenset()  # scopes in which PyTorch's legacy NCCL backend is chosen
 
     def answer(self, name: str) -> Answer:
         """What is known of a name at these versions."""
@@ -125,17 +126,19 @@ def remarks(
     from nccl_doctor.env import lint_devices, lint_names, lint_syntax, lint_together, lint_values
 
     items = list(assignments)
-    context = Context(nccl_version, torch_version, devices or {}, _vendors(items))
+    legacy = frozenset(item.scope for item in items if (item.name, item.value) == ("TORCH_DIST_USE_NCCL2", "0"))
+    context = Context(nccl_version, torch_version, devices or {}, _vendors(items), legacy)
     found: list[Remark] = []
     syntax: tuple[SingleRule, ...] = (*lint_syntax.RULES, *lint_devices.RULES)
     meaning: tuple[SingleRule, ...] = lint_values.RULES
     for item in items:
         answer = context.answer(item.name)
-        told = list(lint_names.judge(item, answer))
+        unread = list(lint_names.of_the_legacy_backend(item, answer, context))
+        told = [*lint_names.judge(item, answer), *unread]
         if all(said.severity is Severity.INFO for said in told) and not item.lost:
             # Of a variable nobody reads the value does not matter, and of a value nobody reads the meaning.
             told += [said for rule in syntax for said in rule(item, answer, context)]
-            if not any(said.name.startswith("invalid-value") for said in told):
+            if not unread and not any(said.name.startswith("invalid-value") for said in told):
                 told += [said for rule in meaning for said in rule(item, answer, context)]
         found += [remark(item, said) for said in told]
     scopes: dict[str, list[Assignment]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Nobody, Status
-from nccl_doctor.env.lint import Edit, Said, doubtful, worth_knowing, wrong
+from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.findings.model import EnvAdvice, Severity
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
@@ -131,6 +131,17 @@ def _dated(item: Assignment, answer: Answer) -> Iterator[Said]:
             "renamed",
             f"{item.name} is still read; {variable.replaced_by} took its place in {variable.replaced_in}",
             fix=f"Write {variable.replaced_by}",
+        )
+
+
+def of_the_legacy_backend(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+    """What PyTorch's default NCCL backend does not read any more."""
+    if answer.only_legacy and item.scope not in context.legacy:
+        yield worth_knowing(
+            "removed",
+            f"{item.name} does nothing: the default NCCL backend of PyTorch {answer.version}, nccl2, does not read it",
+            fix="Remove it; TORCH_DIST_USE_NCCL2=0 chooses the legacy backend, which reads it.",
+            edit=Edit(),
         )
 
 

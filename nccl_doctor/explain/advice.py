@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.recommend_hang import recorder
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import ranks_of, shape
@@ -165,6 +165,9 @@ _CRASHES = ("segfault", "crash-handler", "native-assertion", "native-check")
 _OF_CRASHES = ("sw.nccl-bug", "sw.library-conflict", "app.rank-exception")
 
 
+_TRIED_BY_NCCL = ("net.slow", "gpu.p2p", "ib.gdr")  # of NCCL_RUN_DIAGNOSTICS (2.31 and later)
+
+
 def _louder(case: Case, best: Cause) -> str:
     """How to run again so that who printed the candidate's lines says more; empty if it says all it can."""
     said = "\n".join(item.text for item in best.evidence)
@@ -214,6 +217,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
         and _TRIALS[best.id] not in _set_here(case)
     ):
         yield f"run once with {_TRIALS[best.id]}: if that works, it is this"
+    nccl = _oldest(case, "nccl")
+    if best and best.id in _TRIED_BY_NCCL and nccl and versions.at_least(versions.parse(nccl), "2.31"):
+        yield "run once with NCCL_RUN_DIAGNOSTICS=1: NCCL then tries every pair of GPUs and every adapter before the job begins"
     seen = case.has("nccl-init-start", "bootstrap-using", "network-used")
     if verdict is Verdict.UNDECIDED and (case.hang.only_began or (seen and not best)):
         if not (best and best.id in _SHOWN_BY_STACKS):
@@ -226,7 +232,9 @@ def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str
             yield "run again with NCCL_DEBUG=INFO: these logs lack the INFO lines of NCCL"
         elif not best:
             yield "give what the job itself printed: none of these lines is known to come from a distributed job"
-    if case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
+    if case.has("recorder-dumped") and not case.summary.dumps:
+        yield f"give explain what the flight recorder wrote as well, of every rank: {_where_dumped(case)}"
+    elif case.has("watchdog-timeout") and not case.has("desync-lagging", "fingerprint-mismatch"):
         yield _record_again(_oldest(case, "torch"))
 
 
@@ -234,7 +242,7 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     """What would show that it is this cause."""
     if any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
         yield "nccl-doctor env recommend --hosts HOSTFILE"
-    yield from (command for start, command in _NEXT.items() if best.id.startswith(start))
+    yield from (command for start, command in _NEXT.items() if best.playbook.startswith(start))
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
         yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"
@@ -250,6 +258,17 @@ def _record_again(torch: str) -> str:
         return f"run again with a newer PyTorch: {torch} has no flight recorder (2.2 and later)"
     told = settings(torch) if torch else f"{settings('2.8')} (before torch 2.8: {settings('2.6')})"
     return f"run again with {told}, and give the dumps to explain"
+
+
+def _where_dumped(case: Case) -> str:
+    """The files that the recorder says it wrote, but for the rank at the end; PyTorch's own place where it does not say."""
+    paths = (hit.groups.get("path", "").rstrip("0123456789. ") for hit in case.hits("recorder-dumped"))
+    told = next(filter(None, paths), "")
+    return (
+        f"{told}*"
+        if told
+        else "~/.cache/torch/comm_lib_trace_rank_* on its host, or where TORCH_FR_DUMP_TEMP_FILE says"
+    )
 
 
 def _named(ranks: str) -> str:

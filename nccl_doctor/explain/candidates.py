@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import excuses, trouble
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import ending, hosts_of, place, ranks_of, shortened
+from nccl_doctor.explain.lines import ending, hosts_told, place, ranks_of, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.findings import playbooks
@@ -50,8 +50,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 told(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
                 ranks_of(hits),
-                {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups}
-                or hosts_of(hits),  # of whom they speak
+                hosts_told(hits),
                 signature.why,
                 signature.page,
             )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import watchdogs
 from nccl_doctor.explain.course import DISTRIBUTED, Course
 from nccl_doctor.explain.exceptions import Exceptions

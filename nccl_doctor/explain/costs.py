@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from nccl_doctor.env import knowledge
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import quotes
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.model import Cause, Hit, Remark

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import by_file, came_after, just_below, later, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role

@@ -38,7 +38,7 @@ def read_file(file: inputs.LogFile) -> Summary:
             if state == "dump":
                 return Summary(files=1, bytes=file.size, dumps=[file.path])
             content.require_text(head)
-            copied = content.HARD_BLANK in head or wrapping(head) or stands_newest_first(head)
+            copied = content.has_hard_blanks(head) or wrapping(head) or stands_newest_first(head)
             if packed or content.utf16(head) or copied:
                 summary = _read_pieces(source, content.pieces(file.path))
             else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.course import MANY_LINES, STOPPED, ZONES, Course
 from nccl_doctor.explain.lines import later
 from nccl_doctor.explain.logs import Logs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from nccl_doctor.explain.model import Hit
@@ -56,6 +55,12 @@ def hosts_of(hits: Iterable[Hit]) -> set[str]:
     return {hit.host for hit in hits if hit.host}
 
 
+def hosts_told(hits: Iterable[Hit]) -> set[str]:
+    """The hosts of which these lines speak, else those that speak."""
+    hits = list(hits)
+    return {hit.groups["node"].rstrip(",.:;") for hit in hits if "node" in hit.groups} or hosts_of(hits)
+
+
 def speakers(hits: Sequence[Hit]) -> tuple[set[int], set[str]]:
     """The ranks and the hosts that these lines are known to come from."""
     return ranks_of(hits), hosts_of(hits)
@@ -73,9 +78,6 @@ def ending(text: str, most: int) -> str:
     return text if len(text) <= most else "… " + text[-most:].split(None, 1)[-1]
 
 
-_NUMBERS = re.compile(r"[\d.,:]+")
-
-
-def shape(text: str) -> str:
+def shape(text: str) -> bytes:
     """A line without its numbers: reports of the same kind look alike."""
-    return _NUMBERS.sub("", text)
+    return text.encode(errors="replace").translate(None, b"0123456789.,:")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from nccl_doctor.explain import lazy_re as re
 
 _HALF = re.compile("[\ud800-\udfff]")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.summary import Summary

@@ -39,10 +39,11 @@ def of_cause(case: Case, item: Candidate) -> tuple[Evidence, ...]:
     half = MAX_EVIDENCE // 2
     more = _fresh(own[:half], _spread(related.lines(case, item.id)))
     hits = unique([*own[:half], *more[:half], *own[half:], *more[half:]])
-    exceptions = reversed(case.summary.tracebacks)
-    ended = next(([one.hit] for one in exceptions if one.type and not LAUNCHER.search(one.type)), [])
-    hits = unique([*hits, *_latest(case, own), *_around(case, hits), *ended])[:MAX_EVIDENCE]
-    return tuple(quote(hit) for hit in hits)
+    if len(hits) < MAX_EVIDENCE:
+        exceptions = reversed(case.summary.tracebacks)
+        ended = next(([one.hit] for one in exceptions if one.type and not LAUNCHER.search(one.type)), [])
+        hits = unique([*hits, *_latest(case, own), *_around(case, hits), *ended])
+    return tuple(quote(hit) for hit in hits[:MAX_EVIDENCE])
 
 
 def _spread(hits: list[Hit]) -> list[Hit]:
@@ -111,10 +112,11 @@ def consequences(case: Case, quoted: Iterable[Evidence]) -> tuple[Consequence, .
     told = {(item.source, item.line) for item in quoted}
     folded: dict[str, tuple[int, list[Hit]]] = {}
     for symptom in _folded(case):
-        hits = [hit for hit in case.hits(symptom.name) if place(hit) not in told]
+        seen = case.hits(symptom.name)
+        hits = [hit for hit in seen if place(hit) not in told]
         if hits:
             count, before = folded.get(symptom.fold, (0, []))
-            folded[symptom.fold] = (count + case.count(symptom.name), before + hits)
+            folded[symptom.fold] = (count + case.count(symptom.name) - (len(seen) - len(hits)), before + hits)
     found = [
         Consequence(
             phrase, count, quote(in_order(hits)[0]), tuple(sorted(ranks_of(hits))), tuple(sorted(hosts_of(hits)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
@@ -33,8 +32,9 @@ def slower_steps(logs: Logs) -> list[Hit]:
             continue
         alike = shape(first.text)
         last = [hit for hit in tail if shape(hit.text) == alike]
-        paces = [_pace(hit.text) for hit in last if not did_more(first.text, hit.text)]
-        if len(paces) == len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces):
+        paces = [_pace(hit.text) for hit in last]
+        slow = len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces)
+        if slow and not any(did_more(first.text, hit.text) for hit in last):
             return [first, *last]
     return []
 

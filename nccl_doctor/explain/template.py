@@ -9,7 +9,7 @@ hole does not fit, only the first piece is looked for again, at most eight times
 
 from __future__ import annotations
 
-import re
+from nccl_doctor.explain import lazy_re as re
 
 _HOLE = re.compile(r"\{([a-z_]*)(?::(int|hex|word|num))?\}")
 _TYPES = {
@@ -27,20 +27,15 @@ class Template:
     __slots__ = ("_holes", "_pieces", "anchor", "text")
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        pieces: list[str] = []
-        holes: list[tuple[str, str]] = []
-        at = 0
-        for hole in _HOLE.finditer(text) if "{" in text else ():  # most have none
-            pieces.append(text[at : hole.start()])
-            holes.append((hole.group(1), hole.group(2) or ""))
-            at = hole.end()
-        pieces.append(text[at:])
-        if len(holes) > 0 and any(not piece for piece in pieces[:-1]):
-            raise ValueError(f"template {text!r}: literal text must come first and stand between two holes")
-        self._pieces = tuple(pieces)
-        self._holes = tuple(holes)
-        self.anchor = max(pieces, key=len)
+        self.text = self.anchor = text
+        self._pieces: tuple[str, ...] = (text,)
+        self._holes: tuple[tuple[str, str | None], ...] = ()
+        if "{" in text:  # most have none
+            parts = _HOLE.split(text)  # a piece, a hole's name and kind, a piece, ...
+            self._pieces, self._holes = tuple(parts[::3]), tuple(zip(parts[1::3], parts[2::3], strict=True))
+            if "" in self._pieces[:-1]:
+                raise ValueError(f"template {text!r}: literal text must come first and stand between two holes")
+            self.anchor = max(self._pieces, key=len)
         if len(self.anchor) < 4:
             raise ValueError(f"template {text!r}: its longest literal piece is too short to look for")
 

@@ -8,8 +8,8 @@ below the threshold of a verdict (docs/decisions/0289, 0296).
 from __future__ import annotations
 
 import functools
-import re
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import status
 
 STATUS = status.words()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import place
@@ -14,15 +14,17 @@ from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import bystanders, prefix
 
 _T = TypeVar("_T")
+# Words first, and what begins in one way in one place: the engine looks for either at once.
 _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled|refused|timed out|nreachable))|Traceback|closing signal|error_file|"
-    r"elastic/errors|(?:^|\s)File \"[^\"]+\", line \d|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|"
-    r"errors?[:=] ?0\b|^(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*[\w ./()-]{2,60}\s*$|"
-    r"^\s*(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
-    r"Not Active))\s*$|CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|"
-    r"taking the entire process down|"
-    r"(?:^|\s)(?:\w+:\.{2,60}|[a-z]+_[a-z_]+:)\d{1,2}\W*$|"  # perfquery's and sysfs' counters of an adapter, which count since its start
-    r"(?:^|\s)[$#] (?:cd|cat|grep|head|ls|perfquery|tail) "  # what somebody asks for names what may be found
+    r"elastic/errors|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|errors?[:=] ?0\b|"
+    r"CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down|"
+    r"^(?:(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*[\w ./()-]{2,60}\s*$|"
+    r"\s*(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
+    r"Not Active))\s*$)|"
+    r"(?:^|\s)(?:File \"[^\"]+\", line \d|"
+    r"(?:\w+:\.{2,60}|[a-z]+_[a-z_]+:)\d{1,2}\W*$|"  # perfquery's and sysfs' counters of an adapter, which count since its start
+    r"[$#] (?:cd|cat|grep|head|ls|perfquery|tail) )"  # what somebody asks for names what may be found
 )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from nccl_doctor.explain import advice, quotes, trouble
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER
 from nccl_doctor.explain.diagnoses import Candidate
@@ -118,7 +117,7 @@ def _bad_last_words(case: Case) -> list[Hit]:
 def _without_rows(case: Case, last: list[Hit]) -> list[Hit]:
     """A file's last lines without those that report a step as several of their neighbours do, in the same words."""
     steps = case.signatures["progress"]
-    alike: dict[str, list[Hit]] = {}
+    alike: dict[bytes, list[Hit]] = {}
     for hit in last:
         alike.setdefault(shape(hit.text), []).append(hit)
     few = [hits for hits in alike.values() if len(hits) <= LINES_AFTER or steps.match(hits[0].text) is None]

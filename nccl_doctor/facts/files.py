@@ -1,13 +1,14 @@
-"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read in one way."""
+"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read, and its JSON spelled, in one way."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 
 def read_yaml(path: Path) -> Any:
@@ -15,6 +16,11 @@ def read_yaml(path: Path) -> Any:
     import yaml
 
     return yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def printed_json(document: Any) -> bytes:
+    """JSON for people to read: indented, and the same for the same document."""
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2)
 
 
 def write(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -29,7 +35,7 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
     if before and not (stat.S_ISREG(before.st_mode) and os.access(target.parent, os.W_OK) and not _is_stream(path)):
         path.write_bytes(content)
         return
-    beside = target.with_name(f".nccl-doctor-{secrets.token_hex(8)}")
+    beside = target.with_name(f".nccl-doctor-{os.urandom(8).hex()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         with os.fdopen(handle, "wb") as stream:

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from nccl_doctor.bench.statistics import t_quantile
 from nccl_doctor.history.model import HostState, Run, Seen, Value
 
 HISTORY_SCHEMA = "nccl-doctor/history/1"
 LEAST_VALUES = 5  # below this many, no trend is told
 STEADY_SHARE = 0.1  # a change that is certainly smaller than this share of the mean, over all the time, is none
-# Student's t, 97.5 %, by degrees of freedom (any statistics table); above 30 the normal distribution's is near enough.
-_T: tuple[float, ...] = (
-    *(12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
-    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 
 FAILED, PASSED, UNKNOWN = "F", "p", "?"
 
@@ -198,7 +194,7 @@ def _trend(points: Sequence[tuple[float, Value]]) -> Trend:
     if len(points) < LEAST_VALUES or span <= 0:
         return Trend(last.host, last.name, last.unit, "cannot-tell", len(points), mean, spread, span)
     slope, error, noise = _line(xs, ys)
-    half = (_T[len(xs) - 3] if len(xs) - 3 < len(_T) else 1.96) * error
+    half = t_quantile(0.975, len(xs) - 2) * error
     low, high = slope - half, slope + half
     if max(abs(low), abs(high)) * span <= STEADY_SHARE * abs(mean):
         answer = "steady"

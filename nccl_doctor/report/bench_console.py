@@ -9,19 +9,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nccl_doctor.agent.collective.memory import amount
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import GemmRank, Measurement, Results, Skip
 from nccl_doctor.bench.outcome import Outcome
-from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Fit, percent
 from nccl_doctor.bench.verdict import SizeChange, rate, together
+from nccl_doctor.bench.world import World
 from nccl_doctor.facts.fold import counted, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.bench_terminal_plot import HEIGHT, WIDTH, lines_of, plot
 from nccl_doctor.report.console import entries
 from nccl_doctor.report.safe_text import visible
+from nccl_doctor.rules.units import size
 
 _MARK = {"good": ("✓ GOOD", "bold green"), "slow": ("✗ SLOW", "bold red"), "wrong": ("✗ WRONG", "bold red"),
          "cannot-judge": ("? CANNOT JUDGE", "bold yellow")}  # fmt: skip
@@ -178,7 +178,7 @@ def _fit(line: Fit) -> str:
         return f"fit: none: latency + size / bandwidth is {line.error * 100:.0f} % off"
     return (
         f"fit: {microseconds(line.alpha_us)} + size / {rate(line.beta_gbs)} (algbw), error {line.error * 100:.0f} %, "
-        f"half bandwidth at {amount(line.half_size)}"
+        f"half bandwidth at {size(line.half_size)}"
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console, Group
 
 from nccl_doctor.bench.model import Collector
-from nccl_doctor.bench.run import World
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import percent
 from nccl_doctor.bench.verdict import rate
+from nccl_doctor.bench.world import World
 from nccl_doctor.report.bench_console import live, microseconds
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import LiveDisplay

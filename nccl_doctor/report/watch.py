@@ -9,13 +9,15 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.collect.watch_folds import THROTTLES, GpuFold
+from nccl_doctor.collect.watch_folds import GpuFold
 from nccl_doctor.collect.watch_series import HostSeries
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.watch import Event, Gap, GpuSeries, Level, Watch
 from nccl_doctor.facts.watch_samples import GpuSample
 from nccl_doctor.report import console as report_console
 from nccl_doctor.report.safe_text import visible
-from nccl_doctor.report.terminal import LiveDisplay, print_again, print_hanging
+from nccl_doctor.report.terminal import LiveDisplay, print_again, print_hanging, print_labelled
+from nccl_doctor.rules.nvidia import THROTTLE_MASK
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch import Answer
 
@@ -99,7 +101,7 @@ def _worst_first(gpu: GpuFold) -> tuple[bool, int, float]:
 
 
 def _reasons(told: GpuSample | None) -> int:
-    return (told.throttle_reasons or 0) & THROTTLES if told else 0
+    return (told.throttle_reasons or 0) & THROTTLE_MASK if told else 0
 
 
 def _host_cells(
@@ -157,7 +159,7 @@ def _lasted(word: str, gaps: Sequence[Gap]) -> str:
 
 def _throttled(gpu: GpuSeries) -> float:
     """The largest share of its busy time for which one reason held it down."""
-    counts = [count for bit, count in gpu.throttled.items() if int(bit) & THROTTLES]
+    counts = [count for bit, count in gpu.throttled.items() if int(bit) & THROTTLE_MASK]
     return max(counts) / gpu.throttle_known if counts and gpu.throttle_known else 0.0
 
 
@@ -247,13 +249,13 @@ def summary(hosts: Sequence[HostSeries]) -> str:
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     heat = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
     least = min(taken, default=0)
-    words = [f"{len(answering)} of {len(hosts)} hosts answer, {least} sample{'' if least == 1 else 's'} of each"]
+    words = [f"{len(answering)} of {len(hosts)} hosts answer, {counted(least, 'sample')} of each"]
     if used:
         words.append(f"{len(gpus)} GPUs at {sum(used) / len(used):.0f} % (least {min(used):.0f} %)")
     if heat:
         words.append(f"hottest {max(heat):.0f} C, {sum(bool(_reasons(gpu)) for gpu in gpus)} throttled")
     alive = sum(rank.ended_s is None for host in hosts for rank in host.ranks.values())
-    return ", ".join([*words, f"{alive} rank{'' if alive == 1 else 's'}"])
+    return ", ".join([*words, counted(alive, "rank")])
 
 
 def render(answer: Answer, console: Console, *, verbose: bool = False, saved: str = "", exit_code: int = 0) -> None:
@@ -272,17 +274,16 @@ def render(answer: Answer, console: Console, *, verbose: bool = False, saved: st
     for event in shown:
         print_hanging(console, told(event), 2, 12)
     for note in () if verbose else report_console.notes(report):
-        print_hanging(console, Text(f"{'note':<13}", "cyan").append_text(note), 2, 13)
+        print_labelled(console, "note", "cyan", note)
     for gap in report_console.not_checked(report, verbose):
-        print_hanging(console, Text(f"{'not checked':<13}", "yellow").append_text(gap), 2, 13)
+        print_labelled(console, "not checked", "yellow", gap)
     report_console.tail(report, console, saved, exit_code)
     print_again(console, verdict)
 
 
 def _verdict(answer: Answer) -> Text:
     report = answer.report
-    hosts = f"{len(report.reached)} of {len(report.hosts)} host{'s' if len(report.hosts) != 1 else ''}"
-    seen = f"on {hosts} in {duration(report.seconds)}"
+    seen = f"on {len(report.reached)} of {counted(len(report.hosts), 'host')} in {duration(report.seconds)}"
     if report.verdict == "faulty":
         return Text("✗ FAULTY", "bold red").append(f": {visible(report_console.headline(report)[1])}", "bold")
     if report.verdict == "incomplete":
@@ -291,4 +292,4 @@ def _verdict(answer: Answer) -> Text:
     else:
         text = Text("✓ NOTHING SEEN", "bold green").append(f": nothing wrong was seen {seen}.", "bold")
     warnings = len(report_console.alike([item for item in report.causes if item.severity.value == "warn"]))
-    return text.append(f" {warnings} warning{'s' if warnings > 1 else ''}.", "bold yellow") if warnings else text
+    return text.append(f" {counted(warnings, 'warning')}.", "bold yellow") if warnings else text

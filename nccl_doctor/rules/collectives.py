@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nccl_doctor.facts.collectives import Collectives, Gemm, Path, Size
+from nccl_doctor.facts.collectives import Collectives, Gemm, HostPair, Path, Size
 from nccl_doctor.facts.fold import few
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.mesh import Names
@@ -98,6 +98,8 @@ def _not_measured(facts: Mapping[str, Collectives]) -> str:
         return "what came out was not compared on all ranks"
     if any(len(size.rank_means_us) != world for size in sizes):
         return "not all ranks took part in each collective"
+    if len({fact.host for fact in facts.values()}) > 1 and not any(events(facts, HostPair)):
+        return "no pair of hosts was timed"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.agent.containers import GVISOR
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, PciGpu, Witness
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, shell_word
@@ -48,7 +49,6 @@ _REFUSALS = {
     "GPU requires restart": Fix("drain the host, then reset the GPU", "sudo nvidia-smi --gpu-reset", risky=True),
 }
 DISPLAY_CLASS = "0x0300"  # of PCI devices: VGA controllers; boards without a display have 0x0302
-GVISOR = "gVisor"  # as the probe calls it: a sandbox that passes on some of the driver's calls only
 MANY_ERRORS = 3  # one question that fails may be a defect of one driver version; several are a sick GPU
 _CURED_BY_REBOOT = ("gpu.driver.hang", "gpu.driver.mismatch")
 _EXPLAINED = ("gpu.not-visible", "gpu.driver", "topology", "collectives", "gpu.p2p")
@@ -72,6 +72,7 @@ def driver_answers(host: Host, plan: Plan) -> Iterator[Finding]:
     elif broken := {gpu.index: errors for gpu in devices(fact) if len(errors := _unanswered(gpu)) >= MANY_ERRORS}:
         index, errors = next(iter(broken.items()))
         if fact.container == GVISOR:
+            # It passes on some of the driver's calls only.
             raise MissingFact(f"{len(errors)} NVML answers about GPU {index}", "a sandbox (gVisor) is in between")
         yield _driver_finding(
             host,

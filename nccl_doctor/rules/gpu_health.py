@@ -8,7 +8,19 @@ from nccl_doctor.facts.gpu import GpuDevice
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules.engine import Host, host_rule
-from nccl_doctor.rules.nvidia import answered, devices, need_fields, place, proof, reasons
+from nccl_doctor.rules.nvidia import (
+    THROTTLE_IDS,
+    THROTTLES,
+    answered,
+    default_power_limit,
+    devices,
+    need_fields,
+    place,
+    proof,
+    reasons,
+    throttle_fix,
+    throttled_by,
+)
 from nccl_doctor.rules.thresholds import value
 
 _REPLACE = Fix(
@@ -127,24 +139,7 @@ def _recovery(gpu: GpuDevice) -> Fix:
     return Fix("drain the host and reboot it", "sudo reboot", risky=True)
 
 
-_SLOWDOWN = 0x08  # alone it "may be also reported during PState or clock change" (nvml.h): a reading proves no fault
-_THROTTLES = (
-    (0x40, "gpu.thermal-power.hw-thermal", "is slowed down by heat (hardware)"),
-    (0x80, "gpu.thermal-power.power-brake", "is slowed down by the power brake: the power supply asks for less"),
-    (0x20, "gpu.thermal-power.sw-thermal", "is slowed down by heat (driver)"),
-    (_SLOWDOWN, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware, which does not say why"),
-)
-
-
-@host_rule(
-    "gpu",
-    "gpu.thermal-power.hw-thermal",
-    "gpu.thermal-power.power-brake",
-    "gpu.thermal-power.sw-thermal",
-    "gpu.thermal-power.hw-slowdown",
-    "gpu.thermal-power.hot",
-    "gpu.thermal-power.power-cap",
-)
+@host_rule("gpu", *THROTTLE_IDS, "gpu.thermal-power.hot", "gpu.thermal-power.power-cap")
 def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     """No GPU is slowed down by heat or by its power supply, and no power limit is far below the default.
 
@@ -152,10 +147,8 @@ def throttling(host: Host, plan: Plan) -> Iterator[Finding]:
     and no finding; an idle GPU's low clocks are none either.
     """
     gpus = devices(answered(host))
-    for bit, id, words in _THROTTLES:
-        hit = [gpu for gpu in gpus if (gpu.throttle_reasons or 0) & bit]
-        if bit == _SLOWDOWN:  # the general bit: told only where no special one is
-            hit = [gpu for gpu in hit if not (gpu.throttle_reasons or 0) & 0xC0]
+    for bit, id, words in THROTTLES:
+        hit = [gpu for gpu in gpus if throttled_by(gpu.throttle_reasons or 0, bit)]
         if hit:
             yield _throttled(host, hit, len(gpus), id, words)
     for gpu in gpus:
@@ -174,20 +167,12 @@ def _throttled(host: Host, hit: list[GpuDevice], count: int, id: str, words: str
         why = ", ".join(reasons(gpu.throttle_reasons or 0))
         evidence.append(proof(host, gpu, f"clocks event reasons: {why}{heat}{clock}"))
     who = f"GPU {hit[0].label}" if len(hit) == 1 else f"each of {len(hit)} GPUs (of {count})"
-    thermal = id.endswith("-thermal")
     return host.finding(
         id,
         Severity.WARN if id.endswith("hw-slowdown") else Severity.FAIL,
         f"{who} {words}",
         evidence,
-        Fix(
-            "check fans, air flow, inlet temperature and the liquid loop"
-            if thermal
-            else "check power supplies, their cables and the chassis power policy (BMC event log)",
-            "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan"
-            if thermal
-            else "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
-        ),
+        throttle_fix(id),
         places=[place(host, gpu) for gpu in hit],
     )
 
@@ -232,9 +217,6 @@ def _capped(host: Host, gpus: list[GpuDevice]) -> Iterator[Finding]:
                 proof(host, gpu, f"power limit {gpu.power_limit_w:.0f} W, default {gpu.power_default_w:.0f} W")
                 for gpu in capped
             ],
-            Fix(
-                "if nobody wants it so, set the default again",
-                f"sudo nvidia-smi -i {capped[0].index} -pl {capped[0].power_default_w:.0f}",
-            ),
+            default_power_limit(capped[0].index, capped[0].power_default_w or 0.0),
             places=[place(host, gpu) for gpu in capped],
         )

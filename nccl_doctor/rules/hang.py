@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from nccl_doctor.facts.files import printed_json
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.model import Bundle, Plan
@@ -236,4 +237,4 @@ def to_json(answer: Hang) -> bytes:
         answer.ranks, report.findings, {item.id: for_finding(item.id) for item in report.findings}, report.unknown,
         report.hosts, report.reached, report.seconds,
     )  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2)
+    return printed_json(document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.agent.pci import AWS
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
@@ -13,7 +14,6 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severi
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
 from nccl_doctor.rules.limits import memlock_fixes
-from nccl_doctor.rules.rails import AWS
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
 

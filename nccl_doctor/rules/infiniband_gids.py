@@ -12,10 +12,10 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.interfaces import Interfaces
 from nccl_doctor.facts.model import Plan
-from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
+from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, host_rule
 from nccl_doctor.rules.infiniband_view import place, roce_rails, sysfs
-from nccl_doctor.rules.interface_view import nccl_version
+from nccl_doctor.rules.interface_view import nccl_version, quote
 from nccl_doctor.rules.rails import Rail
 
 
@@ -85,7 +85,7 @@ def _judge_gid(
             f"NCCL_IB_GID_INDEX={chosen} is "
             + ("an empty entry" if entry is None else "a RoCE v1 entry")
             + f" on {rail.label}; NCCL itself would choose {automatic}",
-            [Evidence(given.quote, given.source, given.line or None, host.name), *quoted],
+            [quote(given, host.name), *quoted],
             *([Fix(f"remove line {given.line} of {given.source}")] if given.line else []),
             places=[place(host, rail)],
             env=[] if given.line else [remove],
@@ -117,6 +117,6 @@ def _judge_gid(
             "ib.gid-index.set",
             Severity.INFO,
             f"NCCL_IB_GID_INDEX={chosen} on {rail.label}; NCCL itself would choose {automatic}",
-            [Evidence(given.quote, given.source, given.line or None, host.name), *quoted[:2]],
+            [quote(given, host.name), *quoted[:2]],
             places=[place(host, rail)],
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from nccl_doctor.agent.pci import MELLANOX
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Fix, Place, shell_word
 from nccl_doctor.rules.engine import Host, SkipRule
-from nccl_doctor.rules.rails import MELLANOX, Rail, rails
+from nccl_doctor.rules.rails import Rail, rails
 
 NO_DEVICE = "no RDMA device on this host"
 

@@ -12,7 +12,7 @@ from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules.doing import frames_of
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
-from nccl_doctor.rules.job_words import QUOTED, YOUNG_S
+from nccl_doctor.rules.job_words import EARLY_S, QUOTED
 from nccl_doctor.rules.running_jobs import processes_of
 from nccl_doctor.rules.units import duration
 
@@ -99,7 +99,7 @@ def _hosts(group: list[Launcher]) -> list[str]:
 
 def _sure(group: list[Launcher], confidence: float) -> float:
     """Less sure while the youngest has only just been started."""
-    return confidence if min(launcher.process.age_s for launcher in group) > YOUNG_S else min(confidence, 0.5)
+    return confidence if min(launcher.process.age_s for launcher in group) > EARLY_S else min(confidence, 0.5)
 
 
 def _incomplete(group: list[Launcher], idle: list[str]) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.facts.fold import few
 from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding, shell_word
 from nccl_doctor.rules.engine import Fleet, fleet_rule
-from nccl_doctor.rules.job_words import QUOTED, WAITING, YOUNG_S, place_of, places, quoted, ranks_of, silence
+from nccl_doctor.rules.job_words import EARLY_S, QUOTED, WAITING, place_of, places, quoted, ranks_of, silence
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 
@@ -129,7 +129,7 @@ def _outside(job: RunningJob, first: Rank, outside: Sequence[Rank]) -> Finding:
             first.evidence(f"port {port} LISTEN, without a connection of {ranks_of(outside)}", "tcp_info"),
             place_of(outside[0]),
         ],
-        confidence=0.9 if min(rank.process.age_s for rank in outside) > YOUNG_S else 0.6,
+        confidence=0.9 if min(rank.process.age_s for rank in outside) > EARLY_S else 0.6,
         hosts=hosts,
         places=places(outside),
         fixes=fixes,

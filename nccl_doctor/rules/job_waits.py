@@ -20,7 +20,6 @@ from nccl_doctor.rules.job_words import (
     proof_of,
     ranks_of,
     silence,
-    state,
 )
 from nccl_doctor.rules.ranks import SURELY, Rank, RunningJob, computes, moves_data
 from nccl_doctor.rules.running_jobs import jobs_of
@@ -46,6 +45,10 @@ def _stuck_workers(rank: Rank) -> list[Process]:
     if rank.now.kind != "loader":
         return []
     return [child for child in rank.children if is_worker(child) and not _is_idle(child)]
+
+
+def _is_halted(process: Process) -> bool:
+    return any(reading and reading.state in "Tt" for reading in process.readings[-1:])
 
 
 def _is_idle(process: Process) -> bool:
@@ -129,7 +132,7 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
     """
     for job in jobs_of(fleet):
         for rank in job.ranks.values():
-            workers = [child for child in _stuck_workers(rank) if state(child.readings[-1]) not in ("T", "t")]
+            workers = [child for child in _stuck_workers(rank) if not _is_halted(child)]
             if not workers or job.moved_bytes or not rank.stays:
                 continue
             doing = looks(workers[0])[-1]

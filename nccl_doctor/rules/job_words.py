@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.facts.fold import ranges
-from nccl_doctor.facts.job import Process, Reading
+from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
 from nccl_doctor.rules.doing import frames_of
@@ -17,7 +17,7 @@ from nccl_doctor.rules.units import duration, size
 
 WAITING = "hang.waiting"
 QUOTED = 3
-YOUNG_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
+EARLY_S = 30.0  # hosts do not start in one moment: who is younger than this may only be early
 ANSWERED_BY = {"send": "recv", "recv": "send"}
 _TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
@@ -110,11 +110,6 @@ def where(rank: Rank, line: str = "") -> str:
     """``in barrier at train (train.py:37)``; ``line`` of its stack, or else the innermost of the user's own code."""
     name, at = called(rank), line or rank.now.user or rank.now.frame
     return f"in {name} at {at}" if name else f"at {at}"
-
-
-def state(reading: Reading | None) -> str:
-    """The state letter; empty where the process has ended."""
-    return reading.state if reading else ""
 
 
 def place_of(rank: Rank) -> Evidence:

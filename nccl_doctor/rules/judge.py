@@ -10,6 +10,7 @@ import msgspec
 
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.env.recommend_model import Advice
+from nccl_doctor.facts.files import printed_json
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -248,4 +249,4 @@ def to_json(report: Report) -> bytes:
     # What is only worth knowing is no finding: a clean fleet has none.
     data["notes"] = [item for item in data["findings"] if item["severity"] == Severity.INFO.value]
     data["findings"] = [item for item in data["findings"] if item["severity"] != Severity.INFO.value]
-    return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=2)
+    return printed_json(data)

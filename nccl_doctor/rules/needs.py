@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from nccl_doctor.agent.pci import AWS
 from nccl_doctor.env import hosts
 from nccl_doctor.env.interface_advice import Attempt
 from nccl_doctor.env.recommend_model import FabricPort, HostNeeds
@@ -76,7 +77,7 @@ def _ports(fabric: InfinibandFact, plan: Plan, kinds: set[tuple[str, str]]) -> t
             ethernet=port.link_layer == ETHERNET,
             rail=f"{device.name}:{port.port}" in of_training,
             gbps=port.gbps,
-            efa=device.pci_vendor == rails.AWS,
+            efa=device.pci_vendor == AWS,
             default_route=fabric.carries_default_route(device),
             gids=tuple(entries(port)) if port.link_layer == ETHERNET else (),
         )

@@ -6,7 +6,7 @@ import msgspec
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import find
-from nccl_doctor.findings.model import Evidence, Place
+from nccl_doctor.findings.model import Evidence, Fix, Place
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, SkipRule
 
 NO_GPU = "no NVIDIA GPU on this host"
@@ -23,6 +23,40 @@ THROTTLE_REASONS = {  # NVML clocks event reasons (nvml.h, nvmlClocksEventReason
     0x80: "hardware power brake",
     0x100: "display clocks setting",
 }
+SLOWDOWN = 0x08  # alone it "may be also reported during PState or clock change" (nvml.h): a reading proves no fault
+_SPECIAL = 0x40 | 0x80  # the reasons of the hardware that come with the general bit
+# Bit, finding id and words of the reasons that are a fault. A power cap is normal under load.
+THROTTLES = (
+    (0x40, "gpu.thermal-power.hw-thermal", "is slowed down by heat (hardware)"),
+    (0x80, "gpu.thermal-power.power-brake", "is slowed down by the power brake: the power supply asks for less"),
+    (0x20, "gpu.thermal-power.sw-thermal", "is slowed down by heat (driver)"),
+    (SLOWDOWN, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware, which does not say why"),
+)
+THROTTLE_MASK = sum(bit for bit, _, _ in THROTTLES)
+THROTTLE_IDS = tuple(id for _, id, _ in THROTTLES)
+COOL = Fix(
+    "check fans, air flow, inlet temperature and the liquid loop",
+    "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan",
+)
+_SUPPLY = Fix(
+    "check power supplies, their cables and the chassis power policy (BMC event log)",
+    "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
+)
+
+
+def throttled_by(mask: int, bit: int) -> bool:
+    """Whether a mask of reasons has this one; the general bit counts only where no special one is told."""
+    return bool(mask & bit) and not (bit == SLOWDOWN and mask & _SPECIAL)
+
+
+def throttle_fix(id: str) -> Fix:
+    """What to do about a GPU that is throttled so."""
+    return COOL if id.endswith("-thermal") else _SUPPLY
+
+
+def default_power_limit(index: int, watts: float) -> Fix:
+    """How to take back a lower power limit."""
+    return Fix("if nobody wants it so, set the default again", f"sudo nvidia-smi -i {index} -pl {watts:.0f}")
 
 
 def with_hardware(host: Host) -> GpuFact:

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from nccl_doctor.agent.pci import AWS
 from nccl_doctor.env import hca
 from nccl_doctor.facts.infiniband import ETHERNET, Device, InfinibandFact, Port
 from nccl_doctor.facts.model import Plan
-
-AWS = "0x1d0f"
-MELLANOX = "0x15b3"
 
 
 class Rail(msgspec.Struct, frozen=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nccl_doctor.agent.job.processes import RANK_VARIABLES
 from nccl_doctor.facts.job import Process
 from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.names import BadName
 
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _LOCAL = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -17,7 +17,7 @@ _SLURM_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 
 def number(process: Process) -> int | None:
     """Its number in the whole job."""
-    return _first_of(process, _RANK)
+    return _first_of(process, RANK_VARIABLES)
 
 
 def world(process: Process) -> int | None:

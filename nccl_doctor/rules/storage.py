@@ -113,10 +113,10 @@ def executable_caches(host: Host, plan: Plan) -> Iterator[Finding]:
 def disks(host: Host, plan: Plan) -> Iterator[Finding]:
     """The places a job writes to (/tmp, home, caches) have free space and inodes, and can be written."""
     entries = host.need(System).filesystems
-    found = [item for entry in _one_per_mount(entries) for item in _disk(host, entry, _paths(entries, entry))]
-    yield from found
+    for entry in _one_per_mount(entries):
+        yield from _disk(host, entry, _paths(entries, entry))
     unknown = [entry for entry in entries if entry.outcome not in ("ok", "timed-out")]
-    if unknown and not found:
+    if unknown:
         raise MissingFact(f"free space of {unknown[0].path}", f"{unknown[0].outcome}: {unknown[0].detail}")
     for entry in entries:
         if entry.role in _WRITTEN and entry.read_only is None:

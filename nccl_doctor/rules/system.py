@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.software import Software
 from nccl_doctor.facts.system import Cgroup, GpuProcess, System
@@ -144,7 +145,7 @@ def gpu_holders(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "gpu.busy.stuck-process",
             Severity.FAIL,
-            f"{_count(stuck)} that cannot be killed hold{'s' if len(stuck) == 1 else ''} GPUs",
+            f"{counted(len(stuck), 'process')} that cannot be killed hold{'s' if len(stuck) == 1 else ''} GPUs",
             [_process(process) for process in stuck[:5]],
             Fix("see where it is stuck", f"sudo cat /proc/{stuck[0].pid}/stack; sudo dmesg -T | grep -i xid"),
             Fix("if it does not go away: drain the host and reboot it", "sudo reboot", risky=True),
@@ -154,7 +155,7 @@ def gpu_holders(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "gpu.busy",
             Severity.WARN,
-            f"{_count(running)} already hold{'s' if len(running) == 1 else ''} GPUs here",
+            f"{counted(len(running), 'process')} already hold{'s' if len(running) == 1 else ''} GPUs here",
             [_process(process) for process in running[:5]],
             Fix("look at them", f"ps -o pid,ppid,user,lstart,stat,args -p {','.join(pids)}"),
             Fix("if it is a leftover of yours", f"kill {' '.join(pids)}", risky=True),
@@ -164,10 +165,6 @@ def gpu_holders(host: Host, plan: Plan) -> Iterator[Finding]:
             f"{found.not_permitted} of {found.processes_seen} processes belong to others: only root sees their files, "
             "and the gpu stage what NVML lists"
         )
-
-
-def _count(processes: list[GpuProcess]) -> str:
-    return "1 process" if len(processes) == 1 else f"{len(processes)} processes"
 
 
 def _process(process: GpuProcess) -> tuple[str, str]:

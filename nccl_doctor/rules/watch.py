@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from nccl_doctor.facts.files import printed_json
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.facts.watch import Event, Watch
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -62,4 +63,4 @@ def to_json(answer: Answer, exit_code: ExitCode) -> bytes:
         report.reached, report.findings, {item.id: for_finding(item.id) for item in report.findings}, report.unknown,
         answer.events, without,
     )  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2)
+    return printed_json(document)

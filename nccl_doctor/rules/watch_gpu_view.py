@@ -7,15 +7,10 @@ from typing import NamedTuple
 
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.watch import GpuSeries, Level, Watch
-from nccl_doctor.findings.model import Evidence, Fix, Place
+from nccl_doctor.findings.model import Evidence, Place
 from nccl_doctor.rules.engine import Host, MissingFact
 from nccl_doctor.rules.nvidia import proof
 from nccl_doctor.rules.thresholds import value
-
-COOL = Fix(
-    "check fans, air flow, inlet temperature and the liquid loop",
-    "sudo ipmitool sdr type temperature; sudo ipmitool sdr type fan",
-)
 
 
 class Gpu(NamedTuple):

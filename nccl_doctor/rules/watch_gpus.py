@@ -10,23 +10,23 @@ from nccl_doctor.facts.watch import Watch
 from nccl_doctor.findings.model import Finding, Fix, Severity
 from nccl_doctor.rules import xids
 from nccl_doctor.rules.engine import WATCH, Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.nvidia import NO_GPU, THROTTLE_REASONS, need_fields
+from nccl_doctor.rules.nvidia import (
+    NO_GPU,
+    SLOWDOWN,
+    THROTTLE_IDS,
+    THROTTLE_REASONS,
+    THROTTLES,
+    default_power_limit,
+    need_fields,
+    throttle_fix,
+    throttled_by,
+)
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
-from nccl_doctor.rules.watch_gpu_view import COOL, Gpu, course, in_words, mean_of, need_told, sampled
+from nccl_doctor.rules.watch_gpu_view import Gpu, course, in_words, mean_of, need_told, sampled
 
 _LINK_COUNTERS = ("nvlink_recoveries", "nvlink_replays")
 _CAP = 0x4
-_THROTTLES = (
-    (0x40, "gpu.thermal-power.hw-thermal", "is slowed down by heat (hardware)"),
-    (0x80, "gpu.thermal-power.power-brake", "is slowed down by the power brake: the power supply asks for less"),
-    (0x20, "gpu.thermal-power.sw-thermal", "is slowed down by heat (driver)"),
-    (0x08, "gpu.thermal-power.hw-slowdown", "is slowed down by the hardware, which does not say why"),
-)
-_SUPPLY = Fix(
-    "check power supplies, their cables and the chassis power policy (BMC event log)",
-    "sudo ipmitool sel list | tail -20; sudo ipmitool sdr type 'Power Supply'",
-)
 
 
 def _with_gpus(host: Host) -> list[Gpu]:
@@ -66,7 +66,7 @@ def _need_busy(gpus: Sequence[Gpu], what: str) -> None:
         raise MissingFact(what, f"{which}: fewer than {least:.0f} samples found work there: is the job running?")
 
 
-@host_rule(WATCH, *(id for _, id, _ in _THROTTLES), "gpu.thermal-power.power-cap")
+@host_rule(WATCH, *THROTTLE_IDS, "gpu.thermal-power.power-cap")
 def throttled(host: Host, plan: Plan) -> Iterator[Finding]:
     """No GPU is slowed down by heat or by its power supply while it is busy, nor by a power limit far below its default.
 
@@ -74,21 +74,21 @@ def throttled(host: Host, plan: Plan) -> Iterator[Finding]:
     warning. The power cap at the default limit is normal under load.
     """
     gpus = _with_gpus(host)
-    for bit, id, words in _THROTTLES:
-        hit = [(gpu, count) for gpu in gpus if (count := gpu.series.throttled.get(str(bit)))]
-        if bit == 0x08:  # the general bit: told only where no special one is
-            hit = [(gpu, count) for gpu, count in hit if not {"64", "128"} & gpu.series.throttled.keys()]
-        for gpu, count in hit:
+    for bit, id, words in THROTTLES:
+        for gpu in gpus:
+            if not throttled_by(sum(map(int, gpu.series.throttled)), bit):
+                continue
+            count = gpu.series.throttled[str(bit)]
             share = count / gpu.series.throttle_known
             often = share >= value("watch.throttled.share") and count > 1
             yield host.finding(
                 id,
-                Severity.FAIL if often and bit != 0x08 else Severity.WARN,
+                Severity.FAIL if often and bit != SLOWDOWN else Severity.WARN,
                 f"GPU {gpu.label} {words} for {share:.0%} of the time that it is busy",
                 gpu.proof(
                     f"{THROTTLE_REASONS[bit]} in {count} of {gpu.series.throttle_known} busy samples; {course(gpu)}"
                 ),
-                COOL if id.endswith("-thermal") else _SUPPLY,
+                throttle_fix(id),
                 places=[gpu.place],
                 explains=("gpu.thermal-power.slow-clock", "gpu.thermal-power.hotter", "watch.straggler"),
             )
@@ -110,10 +110,7 @@ def _capped(host: Host, gpus: Sequence[Gpu]) -> Iterator[Finding]:
             Severity.WARN,
             f"GPU {gpu.label} is held down by a power limit of {limit:.0f} W, its default is {default:.0f} W",
             gpu.proof(f"software power cap in {count} of {gpu.series.throttle_known} busy samples; {course(gpu)}"),
-            Fix(
-                "if nobody wants it so, set the default again",
-                f"sudo nvidia-smi -i {gpu.series.index} -pl {default:.0f}",
-            ),
+            default_power_limit(gpu.series.index, default),
             places=[gpu.place],
         )
 

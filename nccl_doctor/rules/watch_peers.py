@@ -10,9 +10,10 @@ import msgspec
 from nccl_doctor.facts.watch import GpuSeries, Level
 from nccl_doctor.findings.model import Finding, Fix, Severity, finding
 from nccl_doctor.rules.engine import WATCH, Fleet, MissingFact, SkipRule, fleet_rule
+from nccl_doctor.rules.nvidia import COOL
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
-from nccl_doctor.rules.watch_gpu_view import COOL, Gpu, course, mean_of, need_told, sampled
+from nccl_doctor.rules.watch_gpu_view import Gpu, course, mean_of, need_told, sampled
 
 PEERS = 4  # fewer tell no outlier
 _SAME_LOAD = 10  # points of utilisation
@@ -40,12 +41,12 @@ def _alike(fleet: Fleet) -> list[list[Gpu]]:
     return alike
 
 
-def _lack(fleet: Fleet, what: str, *fields: str) -> None:
+def _lack(fleet: Fleet, *fields: str) -> None:
     """What busy GPUs did not tell becomes unknown."""
     for group in _alike(fleet):
         for gpu in group:
             try:
-                need_told([gpu], what, *fields)
+                need_told([gpu], "what its GPUs do", *fields)
             except MissingFact as gap:
                 fleet.lack(gap.what, gap.why, gpu.host.name)
 
@@ -110,7 +111,7 @@ def unlike_peers(fleet: Fleet) -> Iterator[Finding]:
                 places=[gpu.place],
                 fixes=(msgspec.structs.replace(fix, host=gpu.host.name),),
             )
-    _lack(fleet, "what its GPUs do", "utilization_percent", "temperature_c", "clock_sm_mhz", "power_w")
+    _lack(fleet, "utilization_percent", "temperature_c", "clock_sm_mhz", "power_w")
 
 
 @fleet_rule(WATCH, "watch.straggler")
@@ -150,4 +151,4 @@ def straggler(fleet: Fleet) -> Iterator[Finding]:
                 places=[gpu.place],
                 fixes=(Fix("see where each rank stands", "nccl-doctor hang --hosts HOSTFILE"), _LOOK),
             )
-    _lack(fleet, "what its GPUs do", "utilization_percent", "power_w")
+    _lack(fleet, "utilization_percent", "power_w")

@@ -54,13 +54,13 @@ def kernel_log_events(host: Host, plan: Plan) -> Iterator[Finding]:
     the registers in their line: link, cause, and whether a reset is needed. Events older than a day are warnings: the
     GPU may have been repaired since without a reboot. So are those that asked for a reset where the driver asks for
     none now (R570 and later tell) or was loaded anew, and those of a GPU that this container does not have. Reading the
-    kernel log may need root; then nothing is known, as where it holds no Xid and goes back less than that day, its
-    beginning being overwritten.
+    kernel log may need root; then nothing is known, as where it holds no fault and goes back less than that day, its
+    beginning being overwritten (by an application's errors, say).
     """
     found = list(told(host))
-    if not found:
-        _need_a_day(host.need(KernelLogFact))
     yield from found
+    if not any(item.severity is Severity.FAIL for item in found):
+        _need_a_day(host.need(KernelLogFact))
 
 
 def told(host: Host) -> Iterator[Finding]:

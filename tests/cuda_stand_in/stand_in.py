@@ -9,6 +9,7 @@ backend ``nccl`` is one of gloo. Names of ``torch.cuda`` are replaced one by one
 that its signature does not take, is an error. Beyond that, as on a device:
 
 - tensors of CPU and GPU do not mix, and a CPU tensor cannot be sent over ``nccl``;
+- a group of ``nccl`` has one GPU, which it chooses as PyTorch 2.15 does (``_nccl2_device``): by LOCAL_RANK, else by the rank;
 - an event's time can be read only after the device was waited for;
 - what is captured into a graph is not carried out, and the device cannot be waited for meanwhile.
 
@@ -77,6 +78,7 @@ class State:
     waited_at = 0  # until when all work is known to be done, ns
     graph: CUDAGraph | None = None  # that is being captured
     group_is_nccl = False
+    of_group = 0  # the device of the group
     capturing_thread = 0
 
     @classmethod
@@ -129,6 +131,8 @@ def check(name: str, tensors: list[Any], on_gpu: list[OnGpu], target: torch.devi
         return
     if State.group_is_nccl and not on_gpu and name != "c10d::barrier":
         raise RuntimeError("No backend type associated with device type cpu")
+    if State.group_is_nccl and State.of_group != State.device:
+        raise RuntimeError(f"Expected tensor on cuda:{State.of_group} but found tensor on cuda:{State.device}")
     if not all(tensor.is_contiguous() for tensor in tensors):
         raise ValueError("Tensors must be contiguous")
     rank, _, least = os.environ.get("STAND_IN_NCCL_OOM", "").partition(":")
@@ -301,6 +305,7 @@ def install() -> None:
         if State.group_is_nccl:
             bound.arguments["backend"] = "cpu:gloo,cuda:gloo"
         real_init(*bound.args, **bound.kwargs)
+        State.of_group = int(os.environ.get("LOCAL_RANK", dist.get_rank())) % COUNT
 
     dist.init_process_group = init
     c10d = dist.distributed_c10d

@@ -19,7 +19,7 @@ from machines import Machine, compiler_missing
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import BenchPlan, RankRecord, Results, measurement
 from nccl_doctor.bench.outcome import Asked, Outcome, conclude
-from nccl_doctor.bench.run import Share, World
+from nccl_doctor.bench.world import Share, World
 from nccl_doctor.facts.collectives import Collectives, RankEnd, Where
 from nccl_doctor.facts.model import Reach, ReachOutcome
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from nccl_doctor.agent import children
-from nccl_doctor.agent.probing import ProbeTrouble, emit, emitter, probe, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, emitter, probe, run_command
 
 
 @probe("t.echo")
@@ -42,7 +42,7 @@ def printing(arguments):
 
 @probe("t.events")
 def events(arguments):
-    emit({"n": 1})
+    emitter()({"n": 1})
     send = emitter()
     thread = threading.Thread(target=send, args=({"n": 2},))
     thread.start()

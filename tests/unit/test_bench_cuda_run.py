@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.probes import bench
 from nccl_doctor.bench.model import Collector, Results
-from nccl_doctor.bench.run import CannotRun, Prepared, choose_backend
+from nccl_doctor.bench.world import CannotRun, Prepared, choose_backend
 from tests.ports import free_port
 
 torch = pytest.importorskip("torch")
@@ -44,19 +45,32 @@ def stand_in() -> Any:
 
 
 def run(env: dict[str, str], **plan: Any) -> tuple[list[dict[str, Any]], Results]:
-    """Two ranks with a made-up GPU each; the launcher's answer of each, and what rank 0 reported."""
-    collector = Collector(2)
-    data = launch.launch(
-        {
-            "plan": {"backend": "nccl", "iters": 3, "warmup": 1, "limit_s": 30.0, **plan},
-            "world": 2, "first_rank": 0, "local_world": 2, "master_addr": "127.0.0.1",
-            "master_port": free_port(), "python": sys.executable, "limit_s": 90.0,
-            "env": {"PYTHONPATH": STAND_IN, **env},
-        },
-        collector.take,
-    )  # fmt: skip
-    assert all(rank["finished"] for rank in data["ranks"]), [rank["output"][-3000:] for rank in data["ranks"]]
-    return data["ranks"], collector.results()
+    """Two ranks of one host with a made-up GPU each; the launcher's answer of each, and what rank 0 reported."""
+    return run_on([0], 2, env, **plan)
+
+
+def run_on(
+    first: list[int], local_world: int, env: dict[str, str], **plan: Any
+) -> tuple[list[dict[str, Any]], Results]:
+    """Two ranks, over as many hosts as there are first ranks."""
+    collector, port = Collector(2), free_port()
+
+    def launched(first_rank: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = launch.launch(
+            {
+                "plan": {"backend": "nccl", "iters": 3, "warmup": 1, "limit_s": 30.0, **plan},
+                "world": 2, "first_rank": first_rank, "local_world": local_world, "master_addr": "127.0.0.1",
+                "master_port": port, "python": sys.executable, "limit_s": 90.0,
+                "env": {"PYTHONPATH": STAND_IN, **env},
+            },
+            collector.take,
+        )["ranks"]  # fmt: skip
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        ranks = [rank for host in pool.map(launched, first) for rank in host]
+    assert all(rank["finished"] for rank in ranks), [rank["output"][-3000:] for rank in ranks]
+    return ranks, collector.results()
 
 
 def test_the_command_line_measures_over_two_gpus(tmp_path: Path) -> None:
@@ -152,6 +166,12 @@ def test_graphs_and_both_lacks_of_memory() -> None:
     assert "Cuda failure 2 'out of memory'" in reasons[0][1] and "CUDA out of memory" in reasons[1][1]
     assert all("rank 1 on" in reason for _, reason in reasons[::2])
     assert not any("Traceback" in rank["output"] for rank in ranks)
+
+
+def test_the_backend_takes_the_gpu_that_the_rank_measures_on() -> None:
+    """Both hosts use their first GPU only: PyTorch 2.15 would take cuda:1 for rank 1, as no launcher set LOCAL_RANK."""
+    _, results = run_on([0, 1], 1, {}, collectives=["allreduce"], sizes=[1000], same_gpu=True)
+    assert [item.wrong for item in results.measurements] == [0]
 
 
 # ---- what the made-up GPUs refuse ----

@@ -20,10 +20,10 @@ from nccl_doctor.bench.model import BenchPlan, Link, Measurement, RankRecord, Re
 from nccl_doctor.bench.nccl_log import NcclPath
 from nccl_doctor.bench.outcome import Asked, BaselineError, Outcome, conclude, encode, misfit, read
 from nccl_doctor.bench.path import Path, path_findings
-from nccl_doctor.bench.run import CannotRun, HcaPort, Prepared, Share, Torch, World, place
 from nccl_doctor.bench.statistics import Spread
 from nccl_doctor.bench.statistics import spread as spread_of
 from nccl_doctor.bench.verdict import Ground, Verdict, verdict_findings, verdicts
+from nccl_doctor.bench.world import CannotRun, HcaPort, Prepared, Share, Torch, World, place
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.findings.model import Evidence, Severity, finding
 from nccl_doctor.report import bench_plot

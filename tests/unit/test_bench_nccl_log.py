@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.bench.nccl_log import Edge, Hca, Interface, combine, read
+from nccl_doctor.bench.nccl_log import Edge, combine, read
 from tests.tools.growth import is_linear
 
 HEAD = "gpu01:4711:4711 [0] NCCL INFO "
@@ -80,8 +80,8 @@ def test_one_log() -> None:
         )
     )
     assert log.version == "2.28.9" and log.network == "IB" and log.tuner == "libnccl-tuner-ofi.so"
-    assert log.hcas == (Hca("mlx5_0", 1, "IB"), Hca("mlx5_1", 1, "RoCE"))
-    assert log.sockets == (Interface("eth0", "10.0.0.1"), Interface("eth1", "fe80::1%eth1"))
+    assert log.hcas == ("mlx5_0:1/IB", "mlx5_1:1/RoCE")
+    assert log.sockets == ("eth0 10.0.0.1", "eth1 fe80::1%eth1")
     assert (log.rings, log.trees, log.nvls, log.coll_channels) == (True, True, True, 16)
     assert log.env == (("NCCL_IB_HCA", "mlx5"), ("NCCL_SOCKET_IFNAME", "eth0"))
     assert log.init_complete

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_bench_judge import outcome
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
 from nccl_doctor.bench.model import DTYPES, full_dtype
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
 from nccl_doctor.bench.verdict import change_words
+from nccl_doctor.facts.collectives import bus_factor
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
 
@@ -79,7 +79,7 @@ def test_collective_names() -> None:
      ("scatter", 0.875), ("broadcast", 1.0), ("reduce", 1.0), ("sendrecv", 1.0)],
 )  # fmt: skip
 def test_bus_factors_are_those_of_nccl_tests(name: str, factor: float) -> None:
-    assert COLLECTIVES[name].bus_factor(8) == pytest.approx(factor)
+    assert bus_factor(name, 8) == pytest.approx(factor)
 
 
 def test_spread() -> None:
@@ -143,21 +143,19 @@ def test_the_command_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ranks_on_gpus_are_never_ranks_on_cpus() -> None:
     """Where the GPUs have gone (a driver that broke), a run of that many gloo ranks would be another one."""
-    cli._load_commands()
-    told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--sizes", "1K"])
+    told = typed("bench allreduce --gpus-per-host 2 --sizes 1K")
     assert told.exit_code == ExitCode.NOTHING_CHECKED and "nccl was asked for: no GPU on" in told.output
-    told = CliRunner().invoke(cli.app, ["bench", "allreduce", "--gpus-per-host", "2", "--backend", "gloo"])
+    told = typed("bench allreduce --gpus-per-host 2 --backend gloo")
     assert told.exit_code == ExitCode.USAGE and "--ranks-per-host" in told.output
 
 
 def test_data_types_as_nccl_tests_and_frameworks_name_them() -> None:
-    cli._load_commands()
     names = [full_dtype(word) for word in ("bf16", "fp16", "half", "fp32", "float", "double", "bfloat16")]
     assert names == ["bfloat16", "float16", "float16", "float32", "float32", "float64", "bfloat16"]
     assert set(names) <= set(DTYPES)
-    said = CliRunner().invoke(cli.app, ["bench", "gemm", "--dtype", "bf16", "--plot", "a.svg"]).output
+    said = typed("bench gemm --dtype bf16 --plot a.svg").output
     assert "--plot draws bandwidth" in said  # the next error: the type is known
-    assert "'fp8' is not one of" in CliRunner().invoke(cli.app, ["bench", "gemm", "--dtype", "fp8"]).output
+    assert "'fp8' is not one of" in typed("bench gemm --dtype fp8").output
 
 
 def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,10 +171,9 @@ def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.Cap
 
 @pytest.mark.parametrize("form", ["csv", "nccl-tests"])
 def test_gemm_is_not_left_out_in_silence(form: str) -> None:
-    cli._load_commands()
-    told = CliRunner().invoke(cli.app, ["bench", "allreduce,gemm", "--format", form])
+    told = typed("bench allreduce,gemm --format", form)
     assert told.exit_code == ExitCode.USAGE and f"--format {form} has no words for gemm" in told.output
-    told = CliRunner().invoke(cli.app, ["bench", "gemm", "--plot", "out.svg"])
+    told = typed("bench gemm --plot out.svg")
     assert told.exit_code == ExitCode.USAGE and "gemm has neither" in told.output
 
 

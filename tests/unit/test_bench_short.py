@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from nccl_doctor.bench import run
-from nccl_doctor.bench.run import Run, Share, World, in_threads
+from nccl_doctor.bench.run import Run, in_threads
 from nccl_doctor.bench.short import SHORT_PLAN, run_short
+from nccl_doctor.bench.world import Share, World
 from nccl_doctor.facts.model import Outcome, ProbeResult
 
 PREPARED: dict[str, Any] = {

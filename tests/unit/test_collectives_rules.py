@@ -295,7 +295,7 @@ def ok(fact: Collectives) -> ProbeResult:
 
 
 WELL = (end(0, "end", **FINISHED), end(1, "end", **FINISHED))
-BOTH = (size([0, 0]), size([0, 0], "allgather"))
+BOTH = (size([0, 0]), size([0, 0], "allgather"), link(0, 1, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,7 @@ BOTH = (size([0, 0]), size([0, 0], "allgather"))
         (BOTH, {}, ""),
         ((), {}, "no allreduce and no allgather was measured"),
         (BOTH[:1], {}, "no allgather was measured"),
+        (BOTH[:2], {}, "no pair of hosts was timed"),
         (({**BOTH[0], "wrong": None}, BOTH[1]), {}, "what came out was not compared on all ranks"),
         (({**BOTH[0], "wrong": [0]}, BOTH[1]), {}, "what came out was not compared on all ranks"),
         ((size([0]), size([0], "allgather")), {}, "not all ranks took part in each collective"),

@@ -13,9 +13,8 @@ import pytest
 from facts_builder import NAMES, Builder, address
 from fleets import interfaces, software, system
 from rich.console import Console
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import Fabric, GpuDevice, GpuFact, NvLink, Witness
 from nccl_doctor.facts.gpu import System as NvmlSystem
@@ -30,7 +29,6 @@ from nccl_doctor.report.comparison import render
 from nccl_doctor.rules import compare, compare_facts
 from nccl_doctor.rules.judge import judge
 
-cli._load_commands()
 GIB = 1 << 30
 
 
@@ -281,19 +279,19 @@ def test_command_prints_and_exits(tmp_path: Path) -> None:
     bad.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "\x1b[2J", "line": 2}
     bad.probes["gpu02"]["environment"]["variables"]["NCCL_DEBUG"] = "\x1b[2J\u202e"
     good_file, bad_file = saved(tmp_path, "a.ndb", rich_fleet()), saved(tmp_path, "b.ndb", bad)
-    run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file])
+    run = typed("diff", good_file, bad_file)
     assert run.exit_code == 11
     assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02." in run.output
     assert "\x1b" not in run.output and "\u202e" not in run.output
-    run = CliRunner().invoke(cli.app, ["diff", good_file, bad_file, "--format", "json"])
+    run = typed("diff", good_file, bad_file, "--format", "json")
     document = json.loads(run.output)
     assert document["exit_code"] == 11 and document["changes"][0]["subject"] == "resolution"
     jsonschema.validate(
         document, json.loads((Path(__file__).resolve().parents[2] / "docs" / "diff.schema.json").read_text())
     )
-    assert CliRunner().invoke(cli.app, ["diff", good_file, good_file]).exit_code == 0
-    assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu01,gpu02"]).exit_code == 11
-    assert CliRunner().invoke(cli.app, ["diff", bad_file, "--hosts", "gpu02,gpu01"]).exit_code == 0
+    assert typed("diff", good_file, good_file).exit_code == 0
+    assert typed("diff", bad_file, "--hosts", "gpu01,gpu02").exit_code == 11
+    assert typed("diff", bad_file, "--hosts", "gpu02,gpu01").exit_code == 0
 
 
 def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,21 +302,21 @@ def test_a_policy_and_thresholds_judge_both_bundles(tmp_path: Path, monkeypatch:
     words = ["diff", saved(tmp_path, "a.ndb", rich_fleet()), saved(tmp_path, "b.ndb", bad)]
     policy = tmp_path / "site.toml"
     policy.write_text("[[ignore]]\nid = 'net.hostname-resolution'\nuntil = 2999-01-01\nreason = 'ticket 12'\n")
-    run = CliRunner().invoke(cli.app, [*words, "--policy", str(policy)])
+    run = typed("", *words, "--policy", policy)
     assert run.exit_code == 0 and "ticket 12" in run.output
     policy.rename(tmp_path / "nccl-doctor.toml")  # as preflight finds it
-    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert typed("", *words).exit_code == 0
     (tmp_path / "nccl-doctor.toml").write_text("ignored = []\n")
-    run = CliRunner().invoke(cli.app, words)
+    run = typed("", *words)
     assert run.exit_code == 2 and "nccl-doctor.toml:1: unknown key 'ignored'" in run.output
     (tmp_path / "nccl-doctor.toml").unlink()
 
     small = rich_fleet()
     small.probes["gpu02"]["system"]["shm"] = msgspec.to_builtins(SharedMemory(True, 32 * GIB, 30 * GIB))
     words = ["diff", words[1], saved(tmp_path, "small.ndb", small)]
-    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert typed("", *words).exit_code == 0
     (tmp_path / "site.yaml").write_text(f"shm.fail: {40 * GIB}\nshm.warn: {40 * GIB}\n")
-    run = CliRunner().invoke(cli.app, [*words, "--thresholds", "site.yaml"])
+    run = typed("", *words, "--thresholds", "site.yaml")
     assert run.exit_code == 11 and "NEW FAILURE: sys.shm.too-small on gpu02" in run.output
 
 
@@ -326,7 +324,7 @@ def test_of_several_new_failures_the_first_is_told_with_its_own_hosts(tmp_path: 
     bad = rich_fleet()
     bad.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": "127.0.1.1 gpu02", "line": 2}
     bad.probes["gpu03"]["system"]["shm"] = msgspec.to_builtins(SharedMemory(True, 32 << 20, 32 << 20))
-    run = CliRunner().invoke(cli.app, ["diff", saved(tmp_path, "a", rich_fleet()), saved(tmp_path, "b", bad)])
+    run = typed("diff", saved(tmp_path, "a", rich_fleet()), saved(tmp_path, "b", bad))
     assert "NEW FAILURE: net.hostname-resolution.loopback on gpu02, and 1 more below." in run.output
 
 
@@ -346,7 +344,7 @@ def test_of_several_new_failures_the_first_is_told_with_its_own_hosts(tmp_path: 
 def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "text").write_text("hello")
     files = {"a": saved(tmp_path, "a.ndb", Builder()), "missing": tmp_path / "no.ndb", "text": tmp_path / "text"}
-    run = CliRunner().invoke(cli.app, ["diff", *(word.format(**files) for word in arguments)])
+    run = typed("diff", *(word.format(**files) for word in arguments))
     assert run.exit_code == 2 and message in run.output
 
 

@@ -16,9 +16,8 @@ from facts_builder import Builder
 from rich.console import Console, Group
 from test_bench_judge import measured, outcome, results
 from test_history import failing, run
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.bench import verdict
 from nccl_doctor.bench.ceiling import Ceiling
 from nccl_doctor.bench.model import Collector
@@ -36,7 +35,6 @@ from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
 from nccl_doctor.rules.judge import StageResult, judge
 
-cli._load_commands()
 BENCH = """\
 nccl (asked for), 8 ranks on 1 host: a
 torch ?; path: NCCL of unknown version  not proved
@@ -371,22 +369,21 @@ def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width
     log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
     script = tmp_path / "train.sh"
     script.write_text("export NCCL_SOCKET_IFNAME=^eth0 NCCL_TIMEOUT=1\n")
-    runner = CliRunner(env={"COLUMNS": width})
-    for words in (
-        ["explain", str(log)],
-        ["check", "--from", FAULTY, "--history", str(tmp_path)],
-        ["history", str(tmp_path)],
-        ["diff", FAULTY, "--hosts", "gpu01,gpu02"],
-        ["report", FAULTY, "--format", "text"],
-        ["env", "lint", "--file", str(script)],
-        ["env", "recommend", "--from", FAULTY],
-        ["env", "show", "NCCL_IB_HCA"],
+    for line, *words in (
+        ("explain", log),
+        ("check --from", FAULTY, "--history", tmp_path),
+        ("history", tmp_path),
+        ("diff --hosts gpu01,gpu02", FAULTY),
+        ("report --format text", FAULTY),
+        ("env lint --file", script),
+        ("env recommend --from", FAULTY),
+        ("env show NCCL_IB_HCA",),
     ):
-        told = runner.invoke(cli.app, words).stdout.splitlines()
-        assert len(told) > 2 and all(line == line.rstrip() for line in told)
+        told = typed(line, *words, env={"COLUMNS": width}).stdout.splitlines()
+        assert len(told) > 2 and all(row == row.rstrip() for row in told)
         limit = 60 if width else terminal.PIPE_WIDTH
         whole = (str(tmp_path), "init_process_group(")  # paths and commands are there to be copied
-        assert not [line for line in told if len(line) > limit and not any(part in line for part in whole)], words
+        assert not [row for row in told if len(row) > limit and not any(part in row for part in whole)], words
 
 
 def test_the_head_of_a_cause_does_not_wrap(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from typer.testing import CliRunner
+from typing_in import typed
 
 from nccl_doctor import cli
 from nccl_doctor.findings import playbooks
 from nccl_doctor.report.playbook import text
 from nccl_doctor.rules.engine import STAGES
 
-cli._load_commands()
 TOP = Path(__file__).resolve().parents[2]
 
 
@@ -67,13 +66,13 @@ def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
 
 def test_a_playbook_ends_with_the_check_that_shows_whether_it_helped() -> None:
     for name, stage in (("net.firewall", "ports"), ("host.no-route", "connectivity"), ("gpu.ecc.contained", "gpu")):
-        told = CliRunner().invoke(cli.app, ["playbook", name]).output
+        told = typed("playbook", name).output
         assert told.endswith(f"\n\nMended? nccl-doctor check --hosts HOSTFILE --stage {stage}\n")
-    assert "Mended?" not in CliRunner().invoke(cli.app, ["playbook", "app.rank-exception"]).output  # no check shows it
+    assert "Mended?" not in typed("playbook app.rank-exception").output  # no check shows it
 
 
 def test_the_beginning_of_ids_lists_those() -> None:
-    done = CliRunner().invoke(cli.app, ["playbook", "net"])
+    done = typed("playbook net")
     listed = [line.split()[0] for line in done.output.splitlines()]
     assert listed == [name for name in playbooks.names() if name.startswith("net.")] and "net.mtu" in listed
 
@@ -162,7 +161,7 @@ def _all_commands(command: typer.main.click.Command, words: str = "") -> dict[st
 
 @pytest.mark.parametrize("words", _all_commands(typer.main.get_command(cli.app)))
 def test_help_fits_eighty_columns_and_its_examples_are_commands(words: str) -> None:
-    told = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*words.split(), "--help"]).output
+    told = typed(words, "--help", env={"COLUMNS": "80"}).output
     assert "Usage" in told and not [line for line in told.splitlines() if len(line) > 80]
     commands = _all_commands(typer.main.get_command(cli.app))
     for line in re.findall(r"^ +nccl-doctor (.*)", told, re.MULTILINE):
@@ -174,34 +173,34 @@ def test_help_fits_eighty_columns_and_its_examples_are_commands(words: str) -> N
 
 
 def test_words_find_the_playbooks_that_hold_them() -> None:
-    found = CliRunner().invoke(cli.app, ["playbook", "address", "already in", "use"])
+    found = typed("playbook address", "already in", "use")
     assert "net.port-in-use.store" in found.output and "gpu.ecc" not in found.output
-    hang = CliRunner().invoke(cli.app, ["playbook", "hang"]).output.splitlines()
+    hang = typed("playbook hang").output.splitlines()
     assert hang[0].startswith("hang.") and "collectives.slow-pair" not in "".join(hang)  # it holds "exchange" only
-    said = CliRunner().invoke(cli.app, ["playbook", "unhandled", "system", "error"])
+    said = typed("playbook unhandled system error")
     assert "nccl-doctor docs first-aid" in said.output and said.exit_code == 0
     line = "NCCL error in: ../c10d/ProcessGroupNCCL.cpp:1691, unhandled system error (run with NCCL_DEBUG=INFO), NCCL 2.19.3"
-    assert "nccl-doctor docs first-aid" in CliRunner().invoke(cli.app, ["playbook", line]).output
-    assert "first-aid" not in CliRunner().invoke(cli.app, ["playbook", "Address already in use"]).output
-    assert CliRunner().invoke(cli.app, ["playbook", "CUDA out of memory"]).output.startswith("gpu.oom ")
-    assert "app.ddp-unused-params" in CliRunner().invoke(cli.app, ["playbook", "unused parameters"]).output
-    none = CliRunner().invoke(cli.app, ["playbook", "no such words at all"])
+    assert "nccl-doctor docs first-aid" in typed("playbook", line).output
+    assert "first-aid" not in typed("playbook", "Address already in use").output
+    assert typed("playbook", "CUDA out of memory").output.startswith("gpu.oom ")
+    assert "app.ddp-unused-params" in typed("playbook", "unused parameters").output
+    none = typed("playbook", "no such words at all")
     assert none.exit_code == 2 and "none holds these words" in none.output
 
 
 def test_the_documentation_is_told_on_the_terminal() -> None:
-    listed = CliRunner().invoke(cli.app, ["docs"]).output
+    listed = typed("docs").output
     assert [line.split()[0] for line in listed.splitlines()] == [
         path.stem for path in sorted((TOP / "docs").glob("*.md"))
     ]
-    page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "docs/inventory.md"]).output
+    page = typed("docs docs/inventory.md", env={"COLUMNS": "60"}).output
     assert "\nMPICH, Hydra\n    `gpu01:8`\n" in page and "---" not in page and "](" not in page
-    page = CliRunner(env={"COLUMNS": "60"}).invoke(cli.app, ["docs", "estimate"]).output
+    page = typed("docs estimate", env={"COLUMNS": "60"}).output
     assert (
         "\n1. Measure the rates, " in page
         and "\n2. Take the time of a step of your job from its log, and say\n   on " in page
     )
-    assert CliRunner().invoke(cli.app, ["docs", "inventry"]).exit_code == 2
+    assert typed("docs inventry").exit_code == 2
 
 
 def test_the_pieces_that_contributors_copy_work(tmp_path: Path) -> None:
@@ -240,16 +239,15 @@ print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"n
     [("playbook net.mtu.b", "net.mtu.black-hole"), ("docs exi", "exit-codes"), ("check --stage topo", "topology")],
 )
 def test_a_shell_completes_names(words: str, known: str) -> None:
-    typed = words.split()
     environment = {
         "_NCCL_DOCTOR_COMPLETE": "complete_bash",
         "COMP_WORDS": f"nccl-doctor {words}",
-        "COMP_CWORD": str(len(typed)),
+        "COMP_CWORD": str(len(words.split())),
     }
-    done = CliRunner(env=environment).invoke(cli.app, [], prog_name="nccl-doctor")
+    done = typed("", env=environment, prog_name="nccl-doctor")
     assert done.output.split() == [known]
 
 
 def test_help_names_every_stage() -> None:
-    told = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["check", "--help"]).output.split())
+    told = " ".join(typed("check --help", env={"COLUMNS": "80"}).output.split())
     assert f"(several: repeat, or commas): {', '.join(STAGES)}." in told

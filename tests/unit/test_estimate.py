@@ -16,9 +16,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.bench import expected
 from nccl_doctor.bench.collectives import COLLECTIVES
 from nccl_doctor.bench.estimate import LEAST_EFFICIENCY, MOST_SHARE, Estimate, Question, Row, Step, estimate
@@ -27,11 +26,11 @@ from nccl_doctor.bench.outcome import SCHEMA, Outcome, fits, write
 from nccl_doctor.bench.parallelism import REFUSED, Model, volumes, ways
 from nccl_doctor.bench.path import Path as NetworkPath
 from nccl_doctor.bench.rates import Figures, Machines, Range, Rate, rate
-from nccl_doctor.bench.run import Share, World
 from nccl_doctor.bench.statistics import spread
 from nccl_doctor.bench.verdict import Verdict
+from nccl_doctor.bench.world import Share, World
+from nccl_doctor.facts.collectives import bus_factor
 
-cli._load_commands()
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -126,7 +125,7 @@ def saved(
     ranks = sum(per_host)
     measurements = []
     for name in collectives:
-        factor = COLLECTIVES[name].bus_factor(ranks)
+        factor = bus_factor(name, ranks)
         for size in sizes:
             time_us = latency_us + size * factor / busbw / 1e3
             measurements.append(
@@ -360,7 +359,7 @@ RATES = ["--busbw", "20", "--busbw-in-host", "200", "--latency", "10us"]
 
 
 def told(*words: str, columns: int = 80) -> Any:
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli.app, list(words))
+    return typed("", *words, env={"COLUMNS": str(columns)})
 
 
 def test_it_is_told_in_eighty_columns() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nccl_doctor.agent import isolated, nvml, probing
 from nccl_doctor.agent.probes import gpu as gpu_probe
 from nccl_doctor.agent.probes import kernel_log, topology
-from nccl_doctor.collect.check import CheckOptions
+from nccl_doctor.collect.run import CheckOptions
 
 
 def test_isolated_call_reports_in_order() -> None:

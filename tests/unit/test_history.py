@@ -15,9 +15,8 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 from rich.console import Console
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.history import store
 from nccl_doctor.history.analyse import analyse
@@ -26,8 +25,6 @@ from nccl_doctor.history.record import run_of
 from nccl_doctor.report.history import render
 from nccl_doctor.rules.gate import decide
 from nccl_doctor.rules.judge import judge
-
-cli._load_commands()
 
 
 def run(
@@ -104,8 +101,8 @@ def test_the_same_run_judged_again_counts_once(tmp_path: Path) -> None:
 def test_runs_of_less_than_a_second_are_each_kept_and_told_in_seconds(tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
     for _ in range(5):
-        assert CliRunner().invoke(cli.app, ["check", "--stage", "system", "--history", kept]).exit_code != 2
-    told = CliRunner().invoke(cli.app, ["history", kept]).output
+        assert typed("check --stage system --history", kept).exit_code != 2
+    told = typed("history", kept).output
     assert told.startswith("5 runs"), told
     assert re.search(r" \d\d:\d\d:\d\d UTC to \S+ \d\d:\d\d:\d\d UTC$", told.splitlines()[0]), told
 
@@ -127,23 +124,21 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, change: str, mess
     store.append(tmp_path, run(0, values=(Value("a", "tcp", 1.0, "GB/s"),)))
     with sqlite3.connect(tmp_path / store.FILE_NAME) as base:
         base.execute(change)
-    done = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    done = typed("history", tmp_path)
     assert done.exit_code == 2 and message in done.output
 
 
 def test_what_failed_is_cut_with_a_word_on_the_rest(tmp_path: Path) -> None:
     hosts = [f"n{number:02}" for number in range(15)]
     store.append(tmp_path, run(0, " ".join(hosts), bad=tuple(map(failing, hosts))))
-    short, whole = (
-        CliRunner().invoke(cli.app, ["history", str(tmp_path), *more]).output for more in ([], ["--verbose"])
-    )
+    short, whole = (typed("history", tmp_path, *more).output for more in ([], ["--verbose"]))
     assert "n11" in short and "... and 3 more, on n[12-14] (--verbose shows all)" in short
     assert "more, on" not in whole and "n14" in whole
 
 
 def test_an_empty_file_as_a_full_disk_leaves_one_is_a_history_without_runs(tmp_path: Path) -> None:
     (tmp_path / store.FILE_NAME).touch()
-    done = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    done = typed("history", tmp_path)
     assert done.exit_code == 3 and "no runs" in done.output
 
 
@@ -295,7 +290,7 @@ def test_runs_that_did_not_pass_are_not_told_as_nothing_failed(
 ) -> None:
     for one in runs:
         store.append(tmp_path, one)
-    done = CliRunner().invoke(cli.app, ["history", str(tmp_path), "--host", host])
+    done = typed("history", tmp_path, "--host", host)
     assert done.output.splitlines()[-1] == told
 
 
@@ -315,21 +310,18 @@ def saved(tmp_path: Path, bad: bool, names: tuple[str, ...] = NAMES, day: int = 
 
 
 def test_check_and_preflight_append_and_history_tells(tmp_path: Path) -> None:
-    invoke = CliRunner().invoke
     keep = ["--history", str(tmp_path / "kept")]
-    assert invoke(cli.app, ["check", "--from", saved(tmp_path, True, day=1), *keep]).exit_code == 11
+    assert typed("check", "--from", saved(tmp_path, True, day=1), *keep).exit_code == 11
     without = ("gpu01", "gpu03", "gpu04")
-    assert invoke(cli.app, ["preflight", "--from", saved(tmp_path, False, without, day=2), *keep]).exit_code == 0
-    assert invoke(cli.app, ["check", "--from", saved(tmp_path, False, day=3), *keep]).exit_code == 0
-    assert invoke(cli.app, ["preflight", "--from", saved(tmp_path, True, day=4), *keep]).exit_code == 11
-    shown = invoke(cli.app, ["history", str(tmp_path / "kept")])
+    assert typed("preflight", "--from", saved(tmp_path, False, without, day=2), *keep).exit_code == 0
+    assert typed("check", "--from", saved(tmp_path, False, day=3), *keep).exit_code == 0
+    assert typed("preflight", "--from", saved(tmp_path, True, day=4), *keep).exit_code == 11
+    shown = typed("history", tmp_path / "kept")
     assert shown.exit_code == 0
     assert "4 runs, 2 passed" in shown.output
     assert "this run passed because it avoided gpu02" in shown.output
     assert "gpu02" in shown.output.split("keeps returning")[1] and "failed in 2 of 3 runs   FpF" in shown.output
-    document = json.loads(
-        invoke(cli.app, ["history", str(tmp_path / "kept"), "--format", "json", "--host", "gpu02"]).output
-    )
+    document = json.loads(typed("history", tmp_path / "kept", "--format", "json", "--host", "gpu02").output)
     jsonschema.validate(
         document, json.loads((Path(__file__).resolve().parents[2] / "docs" / "history.schema.json").read_text())
     )
@@ -341,7 +333,7 @@ def test_a_history_that_cannot_be_written_is_told_and_the_result_printed(tmp_pat
     blocked = tmp_path / "blocked"
     blocked.write_text("a file, where a directory is needed")
     for command in ("check", "preflight"):
-        done = CliRunner().invoke(cli.app, [command, "--from", saved(tmp_path, False), "--history", str(blocked / "h")])
+        done = typed(command, "--from", saved(tmp_path, False), "--history", blocked / "h")
         assert done.exit_code == 0 and "--history" in done.output
         assert "HEALTHY" in done.output or "GO" in done.output
 
@@ -349,7 +341,7 @@ def test_a_history_that_cannot_be_written_is_told_and_the_result_printed(tmp_pat
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     hostile = "\x1b[2Jgpu\u202e"
     store.append(tmp_path, run(0, "a", bad=(failing("a", hostile),)))
-    shown = CliRunner().invoke(cli.app, ["history", str(tmp_path)])
+    shown = typed("history", tmp_path)
     assert "\x1b" not in shown.output and "\u202e" not in shown.output and "\\e[2Jgpu" in shown.output
 
 
@@ -363,5 +355,5 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
 )
 def test_bad_input_is_named(tmp_path: Path, arguments: list[str], message: str) -> None:
     store.append(tmp_path, run(0))
-    done = CliRunner().invoke(cli.app, ["history", str(tmp_path / arguments[0]), *arguments[1:]])
+    done = typed("history", tmp_path / arguments[0], *arguments[1:])
     assert done.exit_code == 2 and message in done.output

@@ -16,6 +16,7 @@ import msgspec
 import page_fleet
 import pytest
 from facts_builder import NAMES, Builder
+from typing_in import typed
 
 from nccl_doctor.bench.model import Link, RankRecord
 from nccl_doctor.facts.model import Bundle, HostFacts, Reach, ReachOutcome
@@ -107,7 +108,7 @@ def test_topology_is_drawn_with_gpu_nic_switch_numa_and_links(broken: str) -> No
 
 def test_a_narrow_link_is_marked() -> None:
     from nccl_doctor.facts.topology import PciDevice
-    from nccl_doctor.report.html.measured import _chip
+    from nccl_doctor.report.html.topologies import _chip
 
     chip = _chip(PciDevice("0000:1b:00.0", "gpu", link_width="8", link_width_max="16"), {"0000:1b:00.0": "GPU2"})
     assert (chip.name, chip.detail, chip.narrow) == ("GPU2", "0000:1b:00.0 x8 of x16", True)
@@ -119,7 +120,7 @@ def test_a_narrow_link_is_marked() -> None:
     [("NV18", ("NV18", "nv")), ("PIX", ("PIX", "pix")), ("", ("?", "cut"))],
 )
 def test_a_cell_of_the_matrix(kind: str, cell: tuple[str, str]) -> None:
-    from nccl_doctor.report.html.measured import _matrix_cell
+    from nccl_doctor.report.html.topologies import _matrix_cell
 
     assert _matrix_cell("GPU0", "GPU1", kind) == cell
     assert _matrix_cell("GPU0", "GPU0", kind) == ("", "self")
@@ -454,10 +455,6 @@ def test_it_prints_with_everything_open(opened: browsers.Browser) -> None:
 
 
 def test_curves_for_a_format_that_draws_none_are_refused() -> None:
-    from typer.testing import CliRunner
 
-    from nccl_doctor import cli
-
-    cli._load_commands()
-    told = CliRunner().invoke(cli.app, ["report", "run.ndb", "--format", "json", "--bench", "run.json"])
+    told = typed("report run.ndb --format json --bench run.json")
     assert told.exit_code == 2 and "--bench draws curves" in told.output

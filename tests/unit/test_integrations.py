@@ -71,7 +71,7 @@ def test_the_command_line_takes_it(words: list[str], monkeypatch: pytest.MonkeyP
     from nccl_doctor.cli import preflight
 
     assert not parameters["profile"] or parameters["profile"] in preflight.PROFILES
-    assert cli._hosts.seconds(parameters["budget"] or "120s", "--budget", "90s") > 0
+    assert cli._options.seconds(parameters["budget"] or "120s", "--budget", "90s") > 0
     preflight._outputs(list(parameters["report"] or ()))
     for text in parameters["require"] or ():
         assert all(requirements.parse(part) for part in requirements.split(text))

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from nccl_doctor.cli import _launch
+from nccl_doctor.cli import _launch, _output
 from nccl_doctor.cli._guard import Following
+from nccl_doctor.cli._output import Kept
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import EnvAdvice
 from nccl_doctor.inventory import HostEntry, Inventory
@@ -24,8 +25,8 @@ FOLLOWED = Following()
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> _launch._Kept:
-    kept = _launch._Kept(tmp_path)
+def kept(tmp_path: Path) -> Kept:
+    kept = Kept(tmp_path)
     kept.write(b"RuntimeError: CUDA error: an illegal memory access was encountered\n")
     return kept
 
@@ -50,7 +51,7 @@ def gone(told: Path) -> bool:
 
 
 def test_the_job_has_the_limits_that_this_process_was_started_with(
-    kept: _launch._Kept, capfd: pytest.CaptureFixture[str]
+    kept: Kept, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Many hosts need more descriptors here, and srun hands its limits on to the ranks."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,7 +67,7 @@ def test_output_that_no_disk_took_is_not_told_as_if_it_were_all(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "job-output").symlink_to("/dev/full")
-    kept = _launch._Kept(tmp_path)
+    kept = Kept(tmp_path)
     kept.write(b"RuntimeError\n")
     _launch._explain(kept, _launch.Ended(1))
     told = f"printed nothing (as far as {tmp_path.parent} took it: No space left on device): there is nothing"
@@ -86,9 +87,9 @@ def test_a_full_disk_loses_the_beginning_and_not_the_end(
         if len(taken) < len(block):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_launch, "_write_all", write_all)
-    monkeypatch.setattr(_launch, "TAIL_BYTES", 1_000)
-    kept = _launch._Kept(tmp_path)
+    monkeypatch.setattr(_output, "_write_all", write_all)
+    monkeypatch.setattr(_output, "TAIL_BYTES", 1_000)
+    kept = Kept(tmp_path)
     lines = [b"line %d\n" % number for number in range(20_000)]
     for number, line in enumerate(lines):
         kept.write(line)
@@ -100,7 +101,7 @@ def test_a_full_disk_loses_the_beginning_and_not_the_end(
 
 
 def test_an_explanation_that_takes_too_long_is_ended(
-    kept: _launch._Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kept: Kept, endless: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_launch, "EXPLAIN_LIMIT_S", 0.3)
     _launch._explain(kept, _launch.Ended(1))
@@ -108,9 +109,7 @@ def test_an_explanation_that_takes_too_long_is_ended(
     assert gone(endless)
 
 
-def test_an_explanation_ends_at_once_when_told_to(
-    kept: _launch._Kept, endless: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_explanation_ends_at_once_when_told_to(kept: Kept, endless: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def tell() -> None:
         while not endless.exists():
             time.sleep(0.01)
@@ -148,7 +147,7 @@ def test_what_only_hosts_need_that_were_left_out_is_not_exported(
 
 
 def test_what_lies_in_the_working_directory_is_not_what_explains(
-    kept: _launch._Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "typer.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect import check
+from nccl_doctor.collect import mesh, mesh_plan
 from nccl_doctor.collect.progress import Silent
+from nccl_doctor.collect.run import CheckOptions, Run
 from nccl_doctor.facts.mesh import Links, Listening
 from nccl_doctor.facts.model import Outcome, Plan, ProbeResult
 from nccl_doctor.rules.mesh_pairs import perhaps_limited
@@ -37,9 +38,9 @@ class Source:
 
 
 @pytest.fixture
-def run() -> check._Run:
+def run() -> Run:
     """Three hosts have connected to ``limited``: each had one late answer, and none from two ports."""
-    found = check._Run(check.CheckOptions(Plan(("ports",)), ConnectOptions()), Silent())
+    found = Run(CheckOptions(Plan(("ports",)), ConnectOptions()), Silent())
     for host in ("a", "b", "c", "limited"):
         found.sessions[host] = Source()  # type: ignore[assignment]
         links = [
@@ -52,39 +53,45 @@ def run() -> check._Run:
     return found
 
 
-def outcomes(run: check._Run, host: str) -> list[tuple[str, int, int]]:
+def try_again(run: Run, ports: tuple[int, ...] = PORTS) -> None:
+    measured = mesh.Mesh(run, {})
+    measured.listeners = mesh_plan.Listeners({"limited": Listening(ports)}, {"limited": "10.0.0.9"})
+    measured.connect_again()
+
+
+def outcomes(run: Run, host: str) -> list[tuple[str, int, int]]:
     return [(link.outcome, link.attempts, link.messages) for link in run.facts(Links)[host].links]
 
 
-def test_what_met_a_limit_is_answered_later_and_a_closed_port_is_not(run: check._Run) -> None:
-    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
+def test_what_met_a_limit_is_answered_later_and_a_closed_port_is_not(run: Run) -> None:
+    try_again(run)
     for host in ("a", "b", "c"):
         assert outcomes(run, host) == [("ok", 7, 100), ("ok", 3, 0), ("timed-out", 12, 0)]
     assert perhaps_limited(run.facts(Links)) == []  # all is known now: nothing is left in doubt
 
 
-def test_what_there_was_no_time_for_stays_in_doubt(run: check._Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "AGAIN_S", 0.0)
-    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
+def test_what_there_was_no_time_for_stays_in_doubt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "AGAIN_S", 0.0)
+    try_again(run)
     assert len(perhaps_limited(run.facts(Links))) == 6
 
 
-def test_where_no_answer_was_late_nothing_is_tried_again(run: check._Run) -> None:
+def test_where_no_answer_was_late_nothing_is_tried_again(run: Run) -> None:
     for host in ("a", "b", "c"):
         run.results[host]["links"].data["links"][1]["attempts"] = 1
         run.sessions[host] = None  # type: ignore[assignment]
-    check._connect_again(run, "token", {"limited": Listening(PORTS)}, {"limited": "10.0.0.9"})
+    try_again(run)
     assert outcomes(run, "a") == [("timed-out", 1, 0), ("ok", 1, 0), ("timed-out", 1, 0)]
 
 
-def test_further_ports_that_a_limit_kept_all_from_are_tried_one_by_one(run: check._Run) -> None:
+def test_further_ports_that_a_limit_kept_all_from_are_tried_one_by_one(run: Run) -> None:
     """Sixteen ports: three were tried by all at first. One source tries the others, and finds the one that is closed."""
     ports = tuple(sorted({*PORTS, *range(40001, 40006), *range(40501, 40505), *range(CLOSED - 4, CLOSED)}))
-    first = check.mesh_plan._at_first(ports)
+    first = mesh_plan._at_first(ports)
     for host in ("a", "b", "c"):
         for link, port in zip(run.results[host]["links"].data["links"], first, strict=True):
             link.update(port=port, outcome="ok", attempts=2)
-    check._connect_again(run, "token", {"limited": Listening(ports)}, {"limited": "10.0.0.9"})
+    try_again(run, ports)
     found = run.facts(Links)
     assert found["a"].swept == {"limited": 12} and not found["b"].swept and not found["c"].swept
     assert [(link.port, link.outcome) for link in found["a"].links][3:] == [(CLOSED, "timed-out")]

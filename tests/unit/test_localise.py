@@ -153,3 +153,10 @@ def test_one_peer_alone_cuts_nobody_off(judge) -> None:  # type: ignore[no-untyp
     assert (item.where, item.known_end) == ("from gpu1 to gpu[4-5]", False)
     (item,) = judge({**others, ("gpu2", "gpu5"): True})
     assert item.where == "to gpu[4-5]"  # nobody tried the way back
+
+
+def test_a_single_bad_link_back_from_a_culprit_is_its_own() -> None:
+    """All that is sent to gpu4 is slow, and one of the ways back: the peer at that one's end is not to blame."""
+    measured = {pair: pair[1] == "gpu4" for pair in itertools.permutations(("gpu1", "gpu2", "gpu3", "gpu4"), 2)}
+    found = plausible({**measured, ("gpu4", "gpu1"): True})
+    assert {item.hosts for item in found} == {("gpu4",)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.collect.mesh_plan import (
+    Listeners,
     best_address,
     doubtful,
     faster,
@@ -44,17 +45,15 @@ def test_bulk_data_goes_where_nccl_would_send_it_if_that_can_be_reached() -> Non
     def links(purpose: str, outcome: str, peer: str = "b") -> dict[str, Links]:
         return {"a": Links((Link(peer, "10.9.0.2", 29500, purpose, outcome),))}
 
-    tested = {"b": "10.0.0.2"}
+    tested = Listeners({}, {"b": "10.0.0.2"})
     assert best_address("a", "b", links("chosen-interface", "ok"), tested) == "10.9.0.2"
     for other in (links("name", "ok"), links("chosen-interface", "refused"), links("chosen-interface", "ok", "c"), {}):
         assert best_address("a", "b", other, tested) == "10.0.0.2"
 
 
 PORTS = tuple(range(40000, 40000 + 100 * port_count(12), 100))
-LISTENING, ADDRESSES = (
-    {"b": Listening(PORTS), "c": Listening(PORTS)},
-    {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"},
-)
+ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+LISTENERS = Listeners({"b": Listening(PORTS), "c": Listening(PORTS)}, ADDRESSES)
 
 
 def tried(*links: Link) -> dict[str, Links]:
@@ -64,16 +63,16 @@ def tried(*links: Link) -> dict[str, Links]:
 
 
 def test_every_port_of_a_peer_is_tried_once_and_the_first_ones_lie_far_apart() -> None:
-    first = [target["port"] for target in link_targets("a", ["b"], Resolver({}), LISTENING, ADDRESSES, {}, master="")]
-    further = [target["port"] for target in sweep("a", LISTENING, ADDRESSES, tried()) if target["peer"] == "b"]
+    first = [target["port"] for target in link_targets("a", ["b"], Resolver({}), LISTENERS, {}, master="")]
+    further = [target["port"] for target in sweep("a", LISTENERS, tried()) if target["peer"] == "b"]
     assert sorted([*first, *further]) == list(PORTS) and first == [40000, 40500, 41000]
-    three = {name: Listening(PORTS[: port_count(13)]) for name in "bc"}
-    assert sweep("a", three, ADDRESSES, tried()) == []
+    three = Listeners({name: Listening(PORTS[: port_count(13)]) for name in "bc"}, ADDRESSES)
+    assert sweep("a", three, tried()) == []
 
 
 def test_further_ports_are_tried_only_where_the_first_ones_answered_and_no_limit_would_be_met() -> None:
     def swept_peers(facts: dict[str, Links]) -> set[str]:
-        return {target["peer"] for target in sweep("a", LISTENING, ADDRESSES, facts)}
+        return {target["peer"] for target in sweep("a", LISTENERS, facts)}
 
     late = Link("b", "10.0.0.2", 40500, "ephemeral", "ok", attempts=2)
     assert swept_peers(tried()) == {"b", "c"}

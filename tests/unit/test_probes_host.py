@@ -230,6 +230,7 @@ def system_tree() -> dict[str, str | bytes | None]:
         # a leftover rank, a zombie whose thread lives on, a shell
         "/proc/4242/fd/7": Link("/dev/nvidia1"),
         "/proc/4242/stat": "4242 (python3 (x)) S 1 " + " ".join(["0"] * 17) + " 4000000 0 0",
+        "/proc/4242/comm": "python3 (x)\n",
         "/proc/4242/status": "Name:\tpython3\nUid:\t0\t0\t0\t0\n",
         "/proc/4243/fd": None,
         "/proc/4243/task/4250/fd/3": Link("/dev/nvidia0"),

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 from rich.console import Console
-from typer.testing import CliRunner
+from typing_in import typed
 
 from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
@@ -31,8 +31,6 @@ from nccl_doctor.report.progress import ConsoleProgress
 from nccl_doctor.report.safe_text import json_text
 from nccl_doctor.rules import engine
 from nccl_doctor.rules.judge import Report, judge
-
-cli._load_commands()
 
 
 def printed(report: Report, width: int, **more: Any) -> str:
@@ -160,7 +158,8 @@ def test_an_empty_host_passes_no_rule_of_any_stage() -> None:
 @pytest.fixture(scope="module")
 def this_machine() -> Bundle:
     """What ``check`` collects here, all stages but the collectives (which have tests of their own)."""
-    from nccl_doctor.collect.check import CheckOptions, collect
+    from nccl_doctor.collect.check import collect
+    from nccl_doctor.collect.run import CheckOptions
     from nccl_doctor.inventory.model import HostEntry
     from nccl_doctor.transport.base import ConnectOptions
 
@@ -279,7 +278,7 @@ def unreached() -> Builder:
 )
 def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tmp_path: Path) -> None:
     bundles.write(builder.bundle(), tmp_path / "b.ndb")
-    result = CliRunner().invoke(cli.app, ["check", "--from", str(tmp_path / "b.ndb"), *options])
+    result = typed("check --from", tmp_path / "b.ndb", *options)
     assert result.exit_code == code, result.output
 
 
@@ -298,7 +297,7 @@ def test_each_exit_code(builder: Builder, options: list[str], code: ExitCode, tm
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -> None:
-    done = CliRunner().invoke(cli.app, words.split())
+    done = typed(words)
     assert done.exit_code == ExitCode.USAGE and f"nothing is measured: {idle} would change nothing" in done.output
 
 
@@ -314,7 +313,7 @@ def test_an_option_that_would_change_nothing_is_refused(words: str, idle: str) -
     ],
 )
 def test_no_file_is_called_as_standard_output_is(words: str) -> None:
-    done = CliRunner().invoke(cli.app, words.split())
+    done = typed(words)
     assert done.exit_code == ExitCode.USAGE and "standard output is none; name a file" in done.output
 
 
@@ -323,7 +322,7 @@ def test_no_file_is_called_as_standard_output_is(words: str) -> None:
     "way", [["--transport", "command=sh {host}"], ["--transport", "ssh"], ["--ssh-config", os.devnull]]
 )
 def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str, way: list[str]) -> None:
-    done = CliRunner().invoke(cli.app, [*command.split(), *way])
+    done = typed(command, *way)
     assert done.exit_code == ExitCode.USAGE and f"{way[0]} is for reaching hosts, and none is named" in done.output
 
 
@@ -331,7 +330,7 @@ def test_a_way_to_hosts_without_hosts_does_not_examine_this_machine(command: str
     "command", ["check", "preflight", "watch", "hang", "topo", "bench allreduce", "env recommend", "env lint"]
 )
 def test_this_machine_is_not_examined_under_the_names_of_hosts(command: str) -> None:
-    done = CliRunner().invoke(cli.app, [*command.split(), "-H", "gpu01", "--transport", "local"])
+    done = typed(command, "-H", "gpu01", "--transport", "local")
     assert done.exit_code == ExitCode.USAGE and "examines this machine, not the hosts that are named" in done.output
 
 
@@ -343,11 +342,11 @@ def test_a_look_at_a_job_is_no_look_at_hosts(words: str, stage: str, command: st
     bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=(stage,)))
     bundles.write(bundle, tmp_path / "job.ndb")
     twice = [str(tmp_path / "job.ndb")] * (1 + (words == "diff"))
-    done = CliRunner().invoke(cli.app, [*words.split(), *twice])
+    done = typed(words, *twice)
     told = f"a bundle of {command}; it is read by `nccl-doctor {command}"
     assert done.exit_code == ExitCode.USAGE and told in done.output
     bundles.write(Builder().bundle(), tmp_path / "check.ndb")
-    done = CliRunner().invoke(cli.app, [command, "--from", str(tmp_path / "check.ndb")])
+    done = typed(command, "--from", tmp_path / "check.ndb")
     assert done.exit_code == ExitCode.USAGE and f"a bundle of check; {command} reads" in done.output
 
 
@@ -357,7 +356,7 @@ def test_explain_takes_a_run_that_looked_at_no_host_for_no_proof_of_health(
 ) -> None:
     bundle = msgspec.structs.replace(Builder().bundle(), plan=Plan(stages=stages))
     bundles.write(bundle, tmp_path / "run.ndb")
-    done = CliRunner().invoke(cli.app, ["explain", str(tmp_path / "run.ndb"), "--format", "json"])
+    done = typed("explain", tmp_path / "run.ndb", "--format", "json")
     assert done.exit_code == ExitCode.INCOMPLETE and json.loads(done.stdout)["verdict"] == "undecided"
 
 
@@ -366,7 +365,7 @@ def test_a_saved_run_is_judged_by_the_nccl_version_that_is_named(tmp_path: Path)
     bundles.write(Builder().bundle(), Path(before))
     for more in ([], ["--stage", "ports"]):
         words = ["check", "--from", before, "--nccl-version", "2.4.8", "--save", str(after), *more]
-        assert CliRunner().invoke(cli.app, words).exit_code == ExitCode.HEALTHY
+        assert typed("", *words).exit_code == ExitCode.HEALTHY
         assert bundles.read(after).plan.nccl_version == "2.4.8"
 
 
@@ -393,7 +392,7 @@ def test_what_cannot_be_kept_is_no_success_and_no_no_go(
     monkeypatch.setattr(bundles, "write", full)
     word, *job = command.split()
     options = ["--from", str(tmp_path / "b.ndb"), "--save", str(tmp_path / "c.ndb")]
-    told = CliRunner().invoke(cli.app, [word, *options, *job, *(["exit 7"] if job else [])])
+    told = typed("", word, *options, *job, *(["exit 7"] if job else []))
     assert told.exit_code == code and "No space left" in told.output and verdict in told.output
 
 
@@ -641,11 +640,11 @@ def test_a_time_limit_in_preflight_is_no_go_with_whole_reports(tmp_path: Path) -
 
 
 def test_an_interrupted_run_keeps_what_it_knows() -> None:
-    from nccl_doctor.collect.check import INTERRUPTED, CheckOptions, _Run
     from nccl_doctor.collect.progress import Silent
+    from nccl_doctor.collect.run import INTERRUPTED, CheckOptions, Run
     from nccl_doctor.transport.base import ConnectOptions
 
-    run = _Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
+    run = Run(CheckOptions(Plan(("system",)), ConnectOptions()), Silent())
     run.results["h"] = {}
     run.keep("h", "gpu", ProbeResult(Outcome.OK, {}))
     run.interrupt()
@@ -721,8 +720,8 @@ def hostile_run(tmp_path: Path) -> str:
 def test_a_hostile_run_drives_no_terminal_whatever_it_is_asked(tmp_path: Path, words: str) -> None:
     names = {"FILE": hostile_run(tmp_path), "HISTORY": str(tmp_path / "history")}
     if words.startswith("history"):
-        CliRunner().invoke(cli.app, ["check", "--from", names["FILE"], "--history", names["HISTORY"]])
-    done = CliRunner().invoke(cli.app, [names.get(word, word) for word in words.split()])
+        typed("check --from", names["FILE"], "--history", names["HISTORY"])
+    done = typed("", *[names.get(word, word) for word in words.split()])
     assert done.exit_code != ExitCode.INTERNAL_ERROR, done.exception
     assert done.output and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", done.output)
     if words.endswith("json"):
@@ -816,16 +815,15 @@ def test_text_is_what_people_read_in_every_command_whatever_it_was_called(comman
     (option,) = [option for option in group.params if option.name == "format"]
     assert option.default == "text"
     assert {option.type.convert(name, option, None) for name in ("text", "console", "table")} == {"text"}
-    told = CliRunner().invoke(cli.app, [*command.split(), "--format", "nosuch"])
+    told = typed(command, "--format", "nosuch")
     assert told.exit_code == ExitCode.USAGE and "'nosuch' is not one of" in told.output
 
 
 def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
     bundles.write(faulty().bundle(), tmp_path / "b.ndb")
     saved = str(tmp_path / "b.ndb")
-    runner = CliRunner(env={"COLUMNS": None})
-    printed = runner.invoke(cli.app, ["preflight", "--from", saved])
-    told = runner.invoke(cli.app, ["report", saved, "--format", "text"])
+    printed = typed("preflight --from", saved, env={"COLUMNS": None})
+    told = typed("report --format text", saved, env={"COLUMNS": None})
     assert told.output == printed.stdout and "NO-GO" in told.output and f"exit {printed.exit_code}" in told.output
-    assert runner.invoke(cli.app, ["report", saved, "-o", str(tmp_path / "out.txt")]).exit_code == 0
+    assert typed("report", saved, "-o", tmp_path / "out.txt", env={"COLUMNS": None}).exit_code == 0
     assert (tmp_path / "out.txt").read_text() == told.output

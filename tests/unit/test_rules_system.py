@@ -281,6 +281,8 @@ def test_one_full_disk_is_one_finding_whatever_lies_on_it() -> None:
 def test_a_disk_that_could_not_be_asked_is_unknown() -> None:
     result = run("storage.disks", host(filesystems=(disk(), disk(outcome="not-permitted", path="/data"))))
     assert not result.findings and not result.passed and "/data" in result.unknown[0].what
+    beside = run("storage.disks", host(filesystems=(disk(free_bytes=GIB), disk(outcome="failed", path="/data"))))
+    assert only(beside).severity is Severity.WARN and "/data" in beside.unknown[0].what
 
 
 def test_hung_mount_is_named_with_its_server() -> None:

@@ -22,13 +22,14 @@ import pytest
 import test_hang
 import typer
 from test_preflight_cli import preflight, running, saved
-from typer.testing import CliRunner
+from typing_in import typed
 
 from nccl_doctor import cli
 from nccl_doctor.agent.job.processes import MARK
 from nccl_doctor.cli import _guard, _keep, _launch
 from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
+from nccl_doctor.cli._output import Kept
 from nccl_doctor.facts.model import Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -41,7 +42,6 @@ from nccl_doctor.rules.retry import why_not
 from nccl_doctor.rules.silence import Command, Left, Look, left, look
 from nccl_doctor.transport.base import ConnectOptions
 
-cli._load_commands()
 HERE = Inventory((HostEntry("a"),), format="local")
 YOUNG_S, OLD_S = 700.0, 60.0  # a command that is older, or younger, than the ranks of 600 s in the bundles here
 
@@ -422,7 +422,7 @@ def guarded_here() -> None:
     _guard.END_GRACE_S = grace_s
     place = tmp_path / "place"
     place.mkdir()
-    kept = _launch._Kept(place)
+    kept = Kept(place)
     following = Following(silence_s=0.2, end=end, keep=tmp_path / "keep", local=True)
     keep = Keep(following.keep, place, ["sh", "-c", script], {}, ("a",))
     guard = Guard(following, place / "hostfile", ("a",), "m1", kept, keep)
@@ -499,14 +499,17 @@ def test_after_a_job_was_suspended_two_looks_are_as_far_apart_as_ever(tmp_path: 
             waited.append(timeout or 0.0)
             return len(waited) > 1
 
-    class Output:
-        heard = 0.0
-
+    class Silent(Kept):
         def silent_s(self) -> float:
             return 3600.0 if waited else 0.0
 
     guard = Guard(
-        Following(silence_s=60.0, end=True), tmp_path, ("a",), "m1", Output(), Keep(None, tmp_path, ["true"], {}, ())
+        Following(silence_s=60.0, end=True),
+        tmp_path,
+        ("a",),
+        "m1",
+        Silent(tmp_path),
+        Keep(None, tmp_path, ["true"], {}, ()),
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Guard, "_look", lambda *_: HELD)
@@ -519,7 +522,7 @@ def wait_for(file: Path) -> str:
 
 
 def test_a_job_that_waits_for_its_reader_is_not_silent(tmp_path: Path) -> None:
-    kept = _launch._Kept(tmp_path)
+    kept = Kept(tmp_path)
     kept.heard -= 100
     assert kept.silent_s() >= 100
     with kept.handing_on():
@@ -547,8 +550,8 @@ def test_a_look_that_gives_no_answer_is_said(tmp_path: Path, monkeypatch: pytest
         if "no answer" in message:
             (tmp_path / "told").touch()
 
-    monkeypatch.setattr(_guard._hosts, "say", say)
-    monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", "echo no such host; exit 2"])
+    monkeypatch.setattr(_guard._tell, "say", say)
+    monkeypatch.setattr(_guard, "ourselves", lambda *_: ["sh", "-c", "echo no such host; exit 2"])
     job = ["sh", "-c", wait_for(tmp_path / "told") + "exit 3"]
     assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 3
     assert "the look gave no answer: no such host" in said
@@ -557,7 +560,7 @@ def test_a_look_that_gives_no_answer_is_said(tmp_path: Path, monkeypatch: pytest
 def test_a_look_ends_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = tmp_path / "pid"
     looking = f"(echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600) & wait"
-    monkeypatch.setattr(_guard._hosts, "ourselves", lambda *_: ["sh", "-c", looking])
+    monkeypatch.setattr(_guard, "ourselves", lambda *_: ["sh", "-c", looking])
     job = ["sh", "-c", wait_for(pid) + "exit 0"]
     assert _launch.launch(job, (), HERE, ("a",), Following(silence_s=0.2, local=True)).status == 0
     until = time.monotonic() + 60
@@ -793,7 +796,7 @@ def test_a_job_that_leaves_a_daemon_behind_is_not_waited_for(tmp_path: Path) -> 
     ],
 )
 def test_bad_input_is_a_clear_error_and_nothing_is_run(words: str, told: str) -> None:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words.split())
+    done = typed(words, env={"COLUMNS": "200"})
     assert done.exit_code == ExitCode.USAGE and told in done.output, done.output
 
 

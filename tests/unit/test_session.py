@@ -517,8 +517,8 @@ def test_an_agent_that_falls_silent_is_not_asked_again_and_is_heard_when_it_is_b
         assert opened.probe("t.echo", limit_s=0.2).outcome is Outcome.TIMED_OUT
         assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "not a word" in opened.reach.evidence[0]
         assert not opened.alive
-        assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.TIMED_OUT  # told at once
-        assert time.monotonic() - started < 25
+        assert opened.probe("t.echo", limit_s=600.0).outcome is Outcome.TIMED_OUT  # told at once
+        assert time.monotonic() - started < 300
         os.kill(opened.hello.pid, signal.SIGCONT)
         end = time.monotonic() + 60
         while not opened.alive and time.monotonic() < end:
@@ -601,8 +601,8 @@ def test_an_answer_that_drips_ends_the_session(tmp_path: Path, monkeypatch: pyte
         assert opened.probe("t.echo", limit_s=30.0).outcome is Outcome.OK  # slow, and short enough to arrive
         monkeypatch.setattr(sessions, "DRIP_S", 1.0)
         started = time.monotonic()
-        assert opened.probe("t.big", {"bytes": 9000}, 60.0).outcome is Outcome.FAILED  # it would take 75 s
-        assert time.monotonic() - started < 30 and not opened.alive
+        assert opened.probe("t.big", {"bytes": 90_000}, 900.0).outcome is Outcome.FAILED  # it would take 750 s
+        assert time.monotonic() - started < 300 and not opened.alive
         assert opened.reach.outcome is ReachOutcome.TIMED_OUT and "comes too slowly" in opened.reach.evidence[0]
 
 

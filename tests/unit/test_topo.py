@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import TopologyError, parse
@@ -29,9 +28,6 @@ from nccl_doctor.facts.topology_paths import (
 from nccl_doctor.report import topology
 from tests.hardware_kit.machines import Machine
 
-cli._load_commands()
-runner = CliRunner()
-
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -46,8 +42,8 @@ def write(machine: Machine) -> Path:
 
 def test_file_and_standard_input_give_the_same(machine: Machine) -> None:
     path = write(machine)
-    from_file = runner.invoke(cli.app, ["topo", str(path), "--format", "json"])
-    from_input = runner.invoke(cli.app, ["topo", "-", "--format", "json"], input=machine.topology())
+    from_file = typed("topo", path, "--format", "json")
+    from_input = typed("topo - --format json", input=machine.topology())
     assert from_file.exit_code == from_input.exit_code == 0
     assert json.loads(from_file.stdout) == json.loads(from_input.stdout)
     data = json.loads(from_file.stdout)
@@ -60,7 +56,7 @@ def test_file_and_standard_input_give_the_same(machine: Machine) -> None:
 
 def test_lost_nvlink_is_said(machine: Machine) -> None:
     machine.nvlink_lost = {2}
-    done = runner.invoke(cli.app, ["topo", str(write(machine))])
+    done = typed("topo", write(machine))
     assert done.exit_code == 0
     assert "GPU2 has no NVLink, while all other GPUs are linked" in done.stdout
     assert "NVLink: 21 of 28 pairs (NV18)" in done.stdout
@@ -68,7 +64,7 @@ def test_lost_nvlink_is_said(machine: Machine) -> None:
 
 def test_gpu_without_a_nic_is_said(machine: Machine) -> None:
     del machine.hcas[6]
-    done = runner.invoke(cli.app, ["topo", str(write(machine))])
+    done = typed("topo", write(machine))
     assert "no NIC beside GPU6, though other GPUs have one" in done.stdout
     assert "GPU6: no NIC beside it; over NVLink to GPU0 and its NIC0 (PXN)" in done.stdout
 
@@ -76,11 +72,11 @@ def test_gpu_without_a_nic_is_said(machine: Machine) -> None:
 def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
     path = write(machine)
     path.write_text("\n".join(machine.topology().splitlines()[:5]))
-    done = runner.invoke(cli.app, ["topo", str(path), "--format", "json"])
+    done = typed("topo", path, "--format", "json")
     data = json.loads(done.stdout)
     assert data["truncated"] is True and done.exit_code == 4
     assert {link["a"] for link in data["links"]} == {"GPU0", "GPU1", "GPU2", "GPU3"}
-    assert "NVLink: all 22 pairs that can be read (NV18)" in runner.invoke(cli.app, ["topo", str(path)]).stdout
+    assert "NVLink: all 22 pairs that can be read (NV18)" in typed("topo", path).stdout
 
 
 @pytest.mark.parametrize(
@@ -93,14 +89,14 @@ def test_cut_output_is_said_and_not_filled_in(machine: Machine) -> None:
     ],
 )
 def test_bad_input(arguments: list[str], status: int, text: str) -> None:
-    done = runner.invoke(cli.app, ["topo", *arguments], input="hello\n")
+    done = typed("topo", *arguments, input="hello\n")
     assert done.exit_code == status
     assert text in done.output
 
 
 def test_hostile_text_cannot_drive_the_terminal() -> None:
     text = "\x1b]52;c;AAAA\x07\tGPU0\tGPU1\nGPU0\t X \tNV1\nGPU1\tNV1\t X \nNIC0: \x1b[2Jx\n"
-    done = runner.invoke(cli.app, ["topo", "-"], input=text)
+    done = typed("topo -", input=text)
     assert "\x1b" not in done.output and "\x07" not in done.output
 
 
@@ -114,7 +110,7 @@ def test_bundle_alike_hosts_are_shown_once(machine: Machine) -> None:
     path = machine.directory / "b.ndb"
     bundles.write(Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("topology",)), hosts), path)
     for arguments in (["--from", str(path)], [str(path)]):
-        done = runner.invoke(cli.app, ["topo", *arguments])
+        done = typed("topo", *arguments)
         assert "gpu[01-02]   8 GPUs, 8 NICs" in done.output
         assert "nvidia_peermem is loaded" in done.output
         assert "gpu[03-04]: no topology: topology: timed-out" in done.output
@@ -151,10 +147,10 @@ def test_numbering_of_nics_is_no_difference(machine: Machine) -> None:
 def test_from_takes_a_text_too(tmp_path: Path, machine: Machine) -> None:
     file = tmp_path / "ticket.txt"
     file.write_text(machine.topology())
-    done = runner.invoke(cli.app, ["topo", "--from", str(file)])
+    done = typed("topo", "--from", file)
     assert (done.exit_code, "8 GPUs, 8 NICs" in done.output) == (0, True), done.output
     file.write_text("hello")
-    done = runner.invoke(cli.app, ["topo", "--from", str(file)])
+    done = typed("topo", "--from", file)
     assert (done.exit_code, "no topology matrix" in done.output) == (3, True), done.output
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact, NvLink
 from nccl_doctor.facts.model import Bundle
@@ -22,7 +21,6 @@ from nccl_doctor.rules.judge import Report, judge
 from tests.hardware_kit import fleet, machines
 from tests.hardware_kit.machines import Machine
 
-cli._load_commands()
 needs_gcc = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
 # A tree as on an HGX H100: root port, a switch (upstream port, downstream ports), and a switch below the switch.
@@ -124,10 +122,10 @@ def test_it_stands_in_for_nvidia_smi(tmp_path: Path) -> None:
     assert lost.evidence[0].source == "the PCI tree in sysfs and NVML"
     path = tmp_path / "b.ndb"
     bundles.write(bundle(facts), path)
-    done = CliRunner().invoke(cli.app, ["topo", "--from", str(path)], env={"COLUMNS": "200"})
+    done = typed("topo --from", path, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "rebuilt from the PCI tree in sysfs and NVML; nvidia-smi topo -m: nvidia-smi: not found" in done.output
-    done = CliRunner().invoke(cli.app, ["topo", "--from", str(path), "--format", "json"])
+    done = typed("topo --from", path, "--format", "json")
     assert '"source": "sysfs"' in done.output
 
 

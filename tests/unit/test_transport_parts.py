@@ -36,10 +36,10 @@ from nccl_doctor.transport.auth_gate import AuthGate
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Unreachable
 from nccl_doctor.transport.command import CommandTransport, TemplateError, explain, parse_template, start
 from nccl_doctor.transport.fleet import make_transport
+from nccl_doctor.transport.greeting import last_line
 from nccl_doctor.transport.known_hosts import KnownHosts, fingerprint, judge
 from nccl_doctor.transport.launch import launch, pack, shell_command
 from nccl_doctor.transport.process import ProcessStream
-from nccl_doctor.transport.session import last_line
 from nccl_doctor.transport.ssh_config import ConfigReader, HostConfig
 from nccl_doctor.transport.ssh_errors import Connection, NeedsProgram, channel_refused
 from nccl_doctor.transport.ssh_login import LogIn

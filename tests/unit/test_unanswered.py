@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nccl_doctor.agent.collective.channel import _readable, dialling
+from nccl_doctor.agent.collective.sockets import _place, dialling
 from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.rules.collective_failures import failures
 
@@ -44,7 +44,7 @@ def test_a_connection_that_nobody_answers_is_seen_and_an_open_one_is_not() -> No
 )
 def test_the_kernels_spelling_is_read(remote: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.byteorder", "little")
-    assert _readable(remote) == shown
+    assert _place(remote) == shown
 
 
 def stuck(dials: dict[int, list[int]], ranks: int = 4) -> dict[str, Collectives]:

@@ -30,7 +30,7 @@ from nccl_doctor.agent.job import processes, stacks
 from nccl_doctor.agent.probes import gpu, kernel_log, watch
 from nccl_doctor.agent.probing import ProbeTrouble
 from nccl_doctor.agent.whereabouts import device_of, whereabouts
-from nccl_doctor.cli import _hosts
+from nccl_doctor.cli import _options
 from nccl_doctor.collect import watch as collect
 from nccl_doctor.collect.watch_folds import POINTS, Series
 from nccl_doctor.collect.watch_series import EVENTS, GONE_NICS_KEPT, LINES_TOLD, HostSeries
@@ -1283,8 +1283,8 @@ def test_bad_input_is_told(words: str, why: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("2d", 172800.0)])
 def test_times_are_read(text: str, seconds: float) -> None:
-    assert _hosts.seconds(text, "--for", "90s", most=1e6) == seconds
-    assert _hosts.time_option("", most=1e6).parser(text) == seconds
+    assert _options.seconds(text, "--for", "90s", most=1e6) == seconds
+    assert _options.time_option("", most=1e6).parser(text) == seconds
 
 
 # The way from a host to the fact
@@ -1667,7 +1667,7 @@ def test_py_spy_is_asked_of_a_process_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rank_that_is_not_found_again_lives_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = int(processes.stat_fields(os.getpid())[19])
+    start = int(probing.stat_fields(os.getpid())[19])
     own = {"pid": os.getpid(), "start_ticks": start, "role": "rank"}
     finds = [[own, {"pid": 4194305, "start_ticks": 1, "role": "rank"}], [], []]
     looks: list[int] = []

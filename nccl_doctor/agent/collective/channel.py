@@ -3,15 +3,14 @@
 import faulthandler
 import json
 import os
-import socket
-import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, Optional, Set
+
+from .sockets import dialling
 
 STUCK_EXIT = 70
 DIALLING_AFTER_S = 2.0  # in a step that long it is looked whom this process is trying to connect to
-SYN_SENT = "02"
 Sink = Callable[[Dict[str, Any]], None]
 
 
@@ -117,39 +116,3 @@ class Progress:
                 faulthandler.dump_traceback(file=2, all_threads=True)
                 self.tell("stuck", limit_s=step.limit_s, dialling=sorted(step.dialled), **where)
                 os._exit(STUCK_EXIT)
-
-
-def dialling() -> List[str]:
-    """``address:port`` of every TCP connection that this process has asked for and nobody has answered (Linux)."""
-    waiting = []
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            with open(table) as stream:
-                rows = [line.split() for line in stream]
-        except OSError:
-            continue
-        waiting += [(row[2], row[9]) for row in rows[1:] if len(row) > 9 and row[3] == SYN_SENT]
-    own = _own_sockets() if waiting else set()
-    return sorted({_readable(remote) for remote, inode in waiting if inode in own})
-
-
-def _own_sockets() -> Set[str]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink("/proc/self/fd/" + name)
-        except OSError:
-            continue  # closed meanwhile
-        if target.startswith("socket:["):
-            found.add(target[len("socket:[") : -1])
-    return found
-
-
-def _readable(remote: str) -> str:
-    """``0300A4C0:7530`` as ``192.164.0.3:30000``: the kernel prints addresses as 32-bit words of this machine's order."""
-    words, _, port = remote.partition(":")
-    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
-    if len(packed) == 16 and packed.startswith(bytes(10) + b"\xff\xff"):
-        packed = packed[12:]  # IPv4 through an IPv6 socket
-    address = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
-    return ("%s:%d" if len(packed) == 4 else "[%s]:%d") % (address, int(port, 16))

@@ -26,7 +26,9 @@ def form(worker: "Worker") -> None:
     worker.progress.stage("process-group", worker.limit_s, worker.plan["backend"])
     nccl = worker.plan["backend"] == "nccl"
     if nccl:
-        os.environ.update(OWN_WATCHDOG)
+        # PyTorch 2.15 and later bind the group to the GPU that LOCAL_RANK names, whatever set_device said; without it, to
+        # one by the rank in the whole world, which on hosts that use some of their GPUs is another.
+        os.environ.update(OWN_WATCHDOG, LOCAL_RANK=str(worker.device.index))
     worker.dist.init_process_group(
         worker.plan["backend"],
         store=worker.dist.PrefixStore("group/%d" % worker.generation, worker.store),

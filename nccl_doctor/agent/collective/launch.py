@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,8 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 from nccl_doctor.agent import children
+from nccl_doctor.agent.job import stacks
+from nccl_doctor.agent.probing import run_command, stat_fields
 from nccl_doctor.agent.redaction import redact_text
 
 Emit = Callable[[Dict[str, Any]], None]
@@ -155,11 +156,7 @@ def rank_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> Dict[
 
 def process_state(pid: int) -> str:
     """The kernel's word for what a process does: ``R``, ``S``, ``D``, ``T`` (stopped), ``Z``; empty if it is gone."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            return stream.read().rsplit(b")", 1)[1].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
+    return "".join(stat_fields(pid)[:1])
 
 
 _ACTIVE: "Set[Launch]" = set()
@@ -378,11 +375,9 @@ def signal_name(number: int) -> str:
 
 def py_spy(pid: int) -> str:
     """The Python and native stack of a process by py-spy, where it is installed; else empty."""
-    program = shutil.which("py-spy")
+    program = stacks.find()
     if not program:
         return ""
-    from nccl_doctor.agent.probing import run_command
-
     dump = run_command([program, "dump", "--pid", str(pid)], limit_s=3.0, limit_bytes=64 << 10).stdout
     return dump[dump.find("\nThread ") + 1 :]  # the command line before it is our bootstrap, whole
 

@@ -11,7 +11,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterator, List, Set
 
-from nccl_doctor.agent.collective.sockets import decode
+from nccl_doctor.agent.collective.sockets import decode, spelled
 from nccl_doctor.agent.probing import link, listed, read_text
 
 STATES = {
@@ -110,12 +110,13 @@ def _dump(family: int) -> Iterator[bytes]:
 def _entry(message: bytes) -> Dict[str, Any]:
     """One ``inet_diag_msg`` with its ``tcp_info``."""
     family, state, _, timeouts = struct.unpack_from("=BBBB", message)
+    size = 4 if family == socket.AF_INET else 16  # bytes of an address
     ports = struct.unpack_from(">HH", message, 4)
     unread, unsent, _, inode = struct.unpack_from("=IIII", message, 56)
     entry: Dict[str, Any] = {
         "inode": inode,
-        "local": "%s:%d" % (_address(family, message[8:24]), ports[0]),
-        "peer": "%s:%d" % (_address(family, message[24:40]), ports[1]),
+        "local": "%s:%d" % (spelled(message[8 : 8 + size]), ports[0]),
+        "peer": "%s:%d" % (spelled(message[24 : 24 + size]), ports[1]),
         "state": STATES.get(state, str(state)),
         "unsent_bytes": unsent,
         "unread_bytes": unread,
@@ -129,14 +130,6 @@ def _entry(message: bytes) -> Dict[str, Any]:
     if len(info) >= 136:
         entry["acked_bytes"], entry["received_bytes"] = struct.unpack_from("=QQ", info, 120)
     return entry
-
-
-def _address(family: int, packed: bytes) -> str:
-    if family == socket.AF_INET:
-        return socket.inet_ntoa(packed[:4])
-    if packed[:12] == b"\0" * 10 + b"\xff\xff":
-        return socket.inet_ntoa(packed[12:])
-    return socket.inet_ntop(socket.AF_INET6, packed)
 
 
 def _attribute(message: bytes, wanted: int) -> bytes:

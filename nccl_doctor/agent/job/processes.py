@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.collective.ranks import inside_srun
 from nccl_doctor.agent.job import stacks, variables
-from nccl_doctor.agent.probing import first_line, link, listed, path, read_text
+from nccl_doctor.agent.probing import first_line, link, listed, path, read_text, stat_fields
 from nccl_doctor.agent.redaction import redact_text
 
 PROCESSES = 1024  # of jobs, on one host
@@ -126,13 +126,6 @@ def age_s(start_ticks: int) -> float:
     return uptime_s - start_ticks / float(os.sysconf("SC_CLK_TCK"))
 
 
-def stat_fields(pid: int, task: str = "") -> Optional[List[str]]:
-    """/proc/PID/stat from the state on; None where the process is gone."""
-    text = read_text("/proc/%d/%sstat" % (pid, task), 4096)
-    fields = (text or "").rpartition(")")[2].split()
-    return fields if len(fields) > 20 else None
-
-
 def _candidate(pid: int) -> Optional[Dict[str, Any]]:
     """The process, if it bears a rank, may have one from mp.spawn (which tells it to no variable), or is a torchrun."""
     environment = variables.at_start(pid)
@@ -170,7 +163,7 @@ def _describe(pid: int, environment: Dict[str, str], argv: List[str]) -> Optiona
         uid = os.stat(path("/proc/%d" % pid)).st_uid
     except OSError:
         return None
-    if fields is None:
+    if not fields:
         return None
     return {
         "pid": pid,

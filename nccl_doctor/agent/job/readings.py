@@ -6,8 +6,7 @@ from typing import Any, Dict, Optional
 
 from nccl_doctor.agent.filesystems import mount_of, mounts
 from nccl_doctor.agent.job import connections, stacks
-from nccl_doctor.agent.job.processes import stat_fields
-from nccl_doctor.agent.probing import first_line, link, listed, path, read_text
+from nccl_doctor.agent.probing import first_line, link, listed, path, readable, stat_fields
 from nccl_doctor.agent.redaction import redact_text
 
 THREADS_TOLD = 6  # beside the main thread: those that are stuck in the kernel, then those that run
@@ -30,7 +29,7 @@ _FILE_CALLS = {
 def reading(pid: int) -> Optional[Dict[str, Any]]:
     """State, CPU time, memory, input and output, and the threads that tell; None where the process has ended."""
     fields = stat_fields(pid)
-    if fields is None:
+    if not fields:
         return None
     status = _fields("/proc/%d/status" % pid)
     main = _thread(pid, pid)
@@ -56,13 +55,13 @@ def reading(pid: int) -> Optional[Dict[str, Any]]:
 
 def _is_frozen(pid: int) -> bool:
     """Whether its control group is frozen (``docker pause``), which no state letter tells: it is S or D."""
-    for line in (_readable("/proc/%d/cgroup" % pid) or "").splitlines():
+    for line in readable("/proc/%d/cgroup" % pid).splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
             places = ["/sys/fs/cgroup%s%s/cgroup.events" % (at, group) for at in ("", "/unified")]
         else:
             places = ["/sys/fs/cgroup/freezer%s/freezer.state" % group] if controllers == "freezer" else []
-        if any(word in (_readable(place) or "") for place in places for word in ("frozen 1", "FROZEN")):
+        if any(word in readable(place) for place in places for word in ("frozen 1", "FROZEN")):
             return True
     return False
 
@@ -71,25 +70,25 @@ def _thread(pid: int, tid: int) -> Optional[Dict[str, Any]]:
     """One thread; None where it is gone, or sleeps and is not the main one: hundreds do."""
     place = "task/%d/" % tid
     fields = stat_fields(pid, place)
-    if fields is None or (fields[0] == "S" and tid != pid):
+    if not fields or (fields[0] == "S" and tid != pid):
         return None
     thread = {
         "id": tid,
-        "name": (_readable("/proc/%d/%scomm" % (pid, place)) or "").strip()[:40],
+        "name": readable("/proc/%d/%scomm" % (pid, place)).strip()[:40],
         "state": fields[0],
         "cpu_s": _seconds(fields[11], fields[12]),
-        "waits_in": (_readable("/proc/%d/%swchan" % (pid, place)) or "").strip("0\n")[:60],
+        "waits_in": readable("/proc/%d/%swchan" % (pid, place)).strip("0\n")[:60],
     }
     if tid == pid or fields[0] == "D":
         thread.update(_call(pid, place))
-        kernel = _readable("/proc/%d/%sstack" % (pid, place)) or ""
+        kernel = readable("/proc/%d/%sstack" % (pid, place))
         thread["kernel_stack"] = [line.partition("] ")[2][:80] for line in kernel.splitlines()[:8]]
     return thread
 
 
 def _call(pid: int, place: str) -> Dict[str, Any]:
     """The system call that a thread is in, and the file it waits for where that is its first argument, or alone in a list."""
-    words = (_readable("/proc/%d/%ssyscall" % (pid, place)) or "").split()
+    words = readable("/proc/%d/%ssyscall" % (pid, place)).split()
     if len(words) < 3 or not words[0].isdigit():
         return {}
     name = _FILE_CALLS.get(stacks.machine(), {}).get(int(words[0]))
@@ -125,7 +124,7 @@ def _polled(pid: int, at: int) -> int:
 def _lock_holder(pid: int) -> Dict[str, Any]:
     """Who holds the file lock that a process waits for: the line above those of its waiters."""
     holder = 0
-    for line in (_readable("/proc/locks") or "").splitlines():
+    for line in readable("/proc/locks").splitlines():
         fields = line.split()
         if len(fields) > 5 and fields[1] == "->":
             if fields[5] == str(pid):
@@ -135,16 +134,8 @@ def _lock_holder(pid: int) -> Dict[str, Any]:
     return {}
 
 
-def _readable(absolute: str) -> Optional[str]:
-    """A file's text; None where it is gone or not ours to read."""
-    try:
-        return read_text(absolute, 1 << 16)
-    except PermissionError:
-        return None
-
-
 def _fields(absolute: str) -> Dict[str, str]:
-    pairs = (line.partition(":") for line in (_readable(absolute) or "").splitlines())
+    pairs = (line.partition(":") for line in readable(absolute).splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
@@ -159,7 +150,7 @@ def _seconds(*ticks: str) -> float:
 
 def swapping() -> Dict[str, int]:
     """Pages swapped in and out, and processes that the kernel killed for want of memory, since boot."""
-    fields = dict(line.split(" ", 1) for line in (_readable("/proc/vmstat") or "").splitlines() if " " in line)
+    fields = dict(line.split(" ", 1) for line in readable("/proc/vmstat").splitlines() if " " in line)
     return {name: int(fields[name]) for name in ("pswpin", "pswpout", "oom_kill") if fields.get(name, "").isdigit()}
 
 
@@ -168,6 +159,6 @@ def pressure() -> Dict[str, str]:
     return {
         name: text.splitlines()[-1][:120]
         for name in ("memory", "io", "cpu")
-        for text in [_readable("/proc/pressure/" + name) or ""]
+        for text in [readable("/proc/pressure/" + name)]
         if text
     }

@@ -16,7 +16,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from nccl_doctor.agent.probing import ProbeTrouble, read_text, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, run_command, stat_fields
 
 LIMIT_S = 8.0  # of one process, and
 LOOK_S = 12.0  # of all of one look: where py-spy hangs, the job's other facts must not be lost with its stacks
@@ -154,7 +154,7 @@ def _is_own(thread: Dict[str, Any]) -> bool:
 
 
 def _has_ended(pid: int) -> bool:
-    return (read_text("/proc/%d/stat" % pid, 4096) or "").rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
+    return stat_fields(pid)[:1] in ([], ["Z"], ["X"])
 
 
 def _thread(item: Dict[str, Any]) -> Dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.containers import in_container
 from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, nvidia_devices
-from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, path, probe, read_text, readable, run_command
+from nccl_doctor.agent.probing import ProbeTrouble, first_line, listed, owner, path, probe, read_text, run_command
 
 # Without persistence mode the driver starts each of eight GPUs anew: on Azure's ND A100 v4 in more than 25 s (AgentBaker 2829).
 NVML_LIMIT_S = 42.0
@@ -39,9 +39,8 @@ def gpu(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """
     data = _witnesses()
     if not _any_sign(data):
-        data["nvml"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
-        data["smi"] = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
-        return data
+        not_run = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+        return dict(data, nvml=not_run, smi=not_run)
     pynvml = find_pynvml()
     if pynvml is None:
         data["module"] = "pynvml"  # the controller sends its own copy and asks again
@@ -174,9 +173,8 @@ def _nvml(pynvml: Any, limit_s: float, silence_s: float, start_s: float, use_onl
             done = done or "done" in step
             data.update({name: value for name, value in step.items() if name in data})
     if not done and answer.outcome != "ok":
-        where = last.get("at", "start") + ("" if last.get("gpu") is None else " of GPU %d" % last["gpu"])
-        state["call"] = where
-        state["detail"] = "NVML call %s %s" % (where, answer.detail)
+        state["call"] = nvml.call_of(last)
+        state["detail"] = "NVML call %s %s" % (state["call"], answer.detail)
     elif not done:
         state.update(outcome="failed", detail="NVML's answers ended early")
     _name_processes(data["gpus"])
@@ -188,12 +186,7 @@ def _name_processes(gpus: List[Dict[str, Any]]) -> None:
     for one in gpus:
         for process in one.get("processes") or ():
             process["name"] = first_line("/proc/%d/comm" % process["pid"])
-            owner = [
-                line.split()[1]
-                for line in readable("/proc/%d/status" % process["pid"]).splitlines()
-                if line.startswith("Uid:")
-            ]
-            process["uid"] = int(owner[0]) if owner and owner[0].isdecimal() else None
+            process["uid"] = owner(process["pid"])
 
 
 def _smi(limit_s: float) -> Dict[str, Any]:

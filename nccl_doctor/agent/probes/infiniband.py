@@ -5,12 +5,12 @@ import resource
 import time
 from typing import Any, Dict, List, Optional
 
-from nccl_doctor.agent.pci import pci_path, slot_of
+from nccl_doctor.agent.pci import AWS, MELLANOX, pci_path, slot_of
 from nccl_doctor.agent.probes.interfaces import routes
 from nccl_doctor.agent.probing import (
     first_line,
     in_parallel,
-    link,
+    link_name,
     listed,
     path,
     probe,
@@ -90,12 +90,11 @@ def _device(name: str) -> Dict[str, Any]:
 
 def _netdev(interface: str) -> Dict[str, Any]:
     base = "/sys/class/net/" + interface
-    mtu = first_line(base + "/mtu")
     return {
         "name": interface,
         "operstate": first_line(base + "/operstate"),
-        "mtu": int(mtu) if mtu and mtu.isdecimal() else None,
-        "master": os.path.basename(link(base + "/master")) or None,
+        "mtu": whole_number(first_line(base + "/mtu")),
+        "master": link_name(base + "/master") or None,
     }
 
 
@@ -174,8 +173,8 @@ def _pci_without_driver() -> List[Dict[str, Optional[str]]]:
         vendor, device = first_line(base + "/vendor"), first_line(base + "/device") or ""
         kind = first_line(base + "/class") or ""
         network = kind.startswith("0x02")
-        if not ((vendor == "0x15b3" and network) or (vendor == "0x1d0f" and device.startswith("0xefa"))):
+        if not ((vendor == MELLANOX and network) or (vendor == AWS and device.startswith("0xefa"))):
             continue
-        driver = os.path.basename(link(base + "/driver")) or None
+        driver = link_name(base + "/driver") or None
         found.append({"bus_id": address, "vendor": vendor, "device": device, "driver": driver, "class": kind})
     return found

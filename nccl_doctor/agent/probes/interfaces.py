@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 from nccl_doctor.agent.probing import (
     ProbeTrouble,
     first_line,
-    link,
+    link_name,
     listed,
     path,
     probe,
@@ -105,19 +105,7 @@ def kernel_addresses() -> List[Dict[str, Any]]:
     return found
 
 
-def _number(text: Optional[str]) -> Optional[int]:
-    try:
-        return int(text.strip()) if text else None
-    except ValueError:
-        return None
-
-
-def _link_target(absolute: str) -> str:
-    """The last part of what a sysfs link points to (a driver's or a device's name); empty if there is no link."""
-    return os.path.basename(link(absolute))
-
-
-def _kind(name: str, base: str, arp_type: Optional[int]) -> str:
+def _kind(base: str, arp_type: Optional[int]) -> str:
     """What sort of interface it is: loopback, bridge, bond, vlan, tun, wireguard, ..., virtual or physical."""
     if arp_type == 772:
         return "loopback"
@@ -149,21 +137,21 @@ def devices() -> List[Dict[str, Any]]:
         base = "/sys/class/net/" + name
         if not os.path.isdir(path(base)):
             continue  # bonding_masters is a file
-        arp_type = _number(read_text(base + "/type"))
-        speed = _number(read_text(base + "/speed"))
+        arp_type = whole_number(first_line(base + "/type"))
+        speed = whole_number(first_line(base + "/speed"))
         found.append(
             {
                 "name": name,
-                "operstate": (read_text(base + "/operstate") or "").strip(),
-                "carrier": {"1": True, "0": False}.get((read_text(base + "/carrier") or "").strip()),
-                "mtu": _number(read_text(base + "/mtu")),
+                "operstate": first_line(base + "/operstate") or "",
+                "carrier": {"1": True, "0": False}.get(first_line(base + "/carrier") or ""),
+                "mtu": whole_number(first_line(base + "/mtu")),
                 "speed_mbps": speed if speed is not None and 0 < speed < 4294967295 else None,
-                "mac": (read_text(base + "/address") or "").strip(),
+                "mac": first_line(base + "/address") or "",
                 "arp_type": arp_type,
-                "kind": _kind(name, base, arp_type),
-                "driver": _link_target(base + "/device/driver"),
-                "pci": _pci(_link_target(base + "/device")),
-                "master": _link_target(base + "/master"),
+                "kind": _kind(base, arp_type),
+                "driver": link_name(base + "/device/driver"),
+                "pci": _pci(link_name(base + "/device")),
+                "master": link_name(base + "/master"),
                 "lower": [entry[6:] for entry in listed(base) if entry.startswith("lower_")],
                 "losses": losses(base),
             }

@@ -14,6 +14,7 @@ from nccl_doctor.agent.probes.listening import MAGIC, MESSAGE, read_exactly, rea
 from nccl_doctor.agent.probing import ProbeTrouble, in_parallel, probe
 
 BLOCK = b"\0" * (256 << 10)
+INTERVAL_S = 0.002  # between two paced messages
 UNDER_WAY = 8  # paced messages sent and not yet answered, at most
 ANSWER_S = 6.0  # for the first answer of a peer that is connected
 RETRY_S = 0.5  # a connect without an answer is joined by another one after this time
@@ -122,7 +123,7 @@ def _connect(target: Dict[str, Any], token: str, timeout: float, messages: int) 
     return link
 
 
-def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> Dict[str, Any]:
+def _pace(connection: socket.socket, messages: int) -> Dict[str, Any]:
     """Send small messages at a steady pace and read them back: round-trip times, and what had to be sent again.
 
     Small and paced, so that a full queue is not mistaken for a lossy link. Each is one segment (TCP_NODELAY), and no
@@ -130,13 +131,13 @@ def _pace(connection: socket.socket, messages: int, interval: float = 0.002) -> 
     """
     sent = []  # type: List[float]
     back = []  # type: List[float]
-    deadline = time.monotonic() + messages * interval + 3.0
+    deadline = time.monotonic() + messages * INTERVAL_S + 3.0
     buffered = b""
     before = retransmitted(connection)
     while len(back) < messages and time.monotonic() < deadline:
         wait = 0.1
         if len(sent) < messages and len(sent) - len(back) < UNDER_WAY:
-            wait = max(0.0, sent[-1] + interval - time.monotonic()) if sent else 0.0
+            wait = max(0.0, sent[-1] + INTERVAL_S - time.monotonic()) if sent else 0.0
             if not wait:
                 sent.append(time.monotonic())
                 connection.sendall(struct.pack("!I", len(sent)).ljust(MESSAGE))

@@ -5,8 +5,8 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, NVIDIA, pci_function, pci_path
-from nccl_doctor.agent.probing import first_line, listed, path, probe, read_text, run_command
+from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, MELLANOX, NVIDIA, pci_function, pci_path
+from nccl_doctor.agent.probing import first_line, link_name, listed, path, probe, read_text, run_command
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -65,7 +65,7 @@ def _kind(vendor: Optional[str], kind: str, address: str, verbs: Dict[str, List[
         return "gpu"
     if vendor == NVIDIA and kind.startswith(BRIDGES):
         return "nvswitch"
-    if address in verbs or (vendor == "0x15b3" and kind.startswith("0x02")):
+    if address in verbs or (vendor == MELLANOX and kind.startswith("0x02")):
         return "nic"
     return None
 
@@ -140,11 +140,9 @@ def _iommu(devices: List[Dict[str, Any]]) -> Dict[str, Any]:
     groups = listed("/sys/kernel/iommu_groups")
     types: Dict[str, str] = {}
     for device in devices:
-        try:
-            group = os.path.basename(os.readlink(path("/sys/bus/pci/devices/%s/iommu_group" % device["bus_id"])))
-        except OSError:
-            continue
-        types[device["bus_id"]] = first_line("/sys/kernel/iommu_groups/%s/type" % group) or "unknown"
+        group = link_name("/sys/bus/pci/devices/%s/iommu_group" % device["bus_id"])
+        if group:
+            types[device["bus_id"]] = first_line("/sys/kernel/iommu_groups/%s/type" % group) or "unknown"
     return {"groups": len(groups), "types": types}
 
 

@@ -9,7 +9,18 @@ from nccl_doctor.agent import isolated, nvml
 from nccl_doctor.agent.cgroups import oom_file_of, oom_kills
 from nccl_doctor.agent.job import processes, readings, stacks
 from nccl_doctor.agent.probes import gpu, infiniband, interfaces, kernel_log, system
-from nccl_doctor.agent.probing import ProbeTrouble, emitter, first_line, link, listed, path, probe, uptime, whole_number
+from nccl_doctor.agent.probing import (
+    ProbeTrouble,
+    emitter,
+    first_line,
+    link,
+    listed,
+    path,
+    probe,
+    stat_fields,
+    uptime,
+    whole_number,
+)
 from nccl_doctor.agent.whereabouts import device_of, whereabouts
 
 EVERY_S = 5.0
@@ -144,8 +155,7 @@ def watch_gpus(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if "failed" in last:
         failed = last["failed"]
         raise ProbeTrouble("failed", "%s: %s" % (failed["call"], failed["text"]), failed)
-    where = last.get("at", "start") + ("" if last.get("gpu") is None else " of GPU %d" % last["gpu"])
-    outcome = answer.outcome if answer.outcome != "ok" else "failed"
+    where, outcome = nvml.call_of(last), answer.outcome if answer.outcome != "ok" else "failed"
     raise ProbeTrouble(outcome, "NVML call %s %s" % (where, answer.detail), {"call": where, "code": None})
 
 
@@ -229,8 +239,8 @@ def _counters(directory: str, names: Tuple[str, ...]) -> Dict[str, Optional[int]
 
 def _rank(pid: int, known: _Known) -> Optional[Dict[str, Any]]:
     """State, CPU time and resident memory of a rank; None where it has ended."""
-    fields = processes.stat_fields(pid)
-    if fields is None or int(fields[19]) != known.start_ticks or fields[0] in "ZX":
+    fields = stat_fields(pid)
+    if not fields or int(fields[19]) != known.start_ticks or fields[0] in "ZX":
         return None
     ticks = float(os.sysconf("SC_CLK_TCK"))
     return {

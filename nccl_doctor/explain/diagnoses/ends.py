@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
@@ -15,30 +15,21 @@ from nccl_doctor.explain.processes import failure_table
 
 
 @diagnosis
-def image_not_pulled(case: Case) -> Iterable[Candidate]:
+def no_image(case: Case) -> Iterable[Candidate]:
     """Nothing of the job runs before its container's image is there; its peers, if any were started, wait for it.
 
-    Where a job speaks in the same logs, the image may be another pod's.
+    Where a job speaks in the same logs, the image that cannot be pulled may be another pod's. That the registry does not have
+    the image, or does not give it out, needs no further look.
     """
-    hits = case.hits("image-not-pulled")
-    if hits:
-        others = case.has("progress") or bool(case.exceptions.ordinary)
-        title = "the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it"
-        yield Candidate(
-            "unrelated", 0.4 if others else 0.8, title, hits, *speakers(hits), final=not (others or case.distributed)
-        )
-
-
-@diagnosis
-def image_not_there(case: Case) -> Iterable[Candidate]:
-    """The registry does not have the image that the job names, or does not give it out: nothing of the job ever ran.
-
-    That a registry cannot be reached is another matter.
-    """
-    hits = case.hits("image-not-there")
-    if hits:
+    absent, hits = case.hits("image-not-there"), case.hits("image-not-there", "image-not-pulled")
+    others = not absent and (case.has("progress") or bool(case.exceptions.ordinary))
+    if absent:
         title = "the registry does not have this image, or does not give it to this job"
-        yield Candidate("unrelated", 0.84, title, hits, *speakers(hits), final=True)
+    else:
+        title = "the container's image cannot be pulled: its name, its tag, the access to its registry, or the network to it"
+    if hits:
+        strength, final = 0.84 if absent else 0.4 if others else 0.8, bool(absent) or not (others or case.distributed)
+        yield Candidate("unrelated", strength, title, [*absent, *hits], *speakers(hits), final=final)
 
 
 # The innermost frames of every crash: the handler, and what raised the signal.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
@@ -48,11 +48,18 @@ def _is_library_noise(item: Traceback) -> bool:
     )
 
 
-def _title(item: Traceback, ranks: set[int]) -> str:
+_LOCAL_RANK = re.compile(r"\[default(\d{1,4})\]:")  # torchrun's prefix; which rank that is, the node's number decides
+
+
+def _title(item: Traceback, alike: list[Traceback]) -> str:
+    """Who raised what, and where; ``alike`` are the exceptions of its kind, itself among them."""
+    ranks = ranks_of(one.hit for one in alike)
+    local = {found[1] for one in alike if (found := _LOCAL_RANK.match(one.hit.text))}
     who = "the program "
     if ranks:
-        listed = sorted(ranks)
-        who = f"rank {listed[0]} " if len(listed) == 1 else f"{len(listed)} ranks "
+        who = f"rank {min(ranks)} " if len(ranks) == 1 else f"{len(ranks)} ranks "
+    elif len(local) == 1:
+        who = f"local rank {local.pop()} "
     where = f" at {item.where}" if item.where else ""
     told = item.message
     below = [hit for hit in item.more if hit.line > item.hit.line]
@@ -99,8 +106,8 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     if not items:
         return
     if all(_WAITED.search(item.message) for item in items):
-        ranks, title = ranks_of(item.hit for item in items), _title(items[0], ranks_of(item.hit for item in items))
-        yield Candidate("app.straggler-timeout", 0.6, title, _evidence(items), ranks)
+        ranks = ranks_of(item.hit for item in items)
+        yield Candidate("app.straggler-timeout", 0.6, _title(items[0], items), _evidence(items), ranks)
         return
     items = [
         item for item in items if not _WAITED.search(item.message)
@@ -110,7 +117,7 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     ranks = ranks_of(item.hit for item in same)
     hosts = hosts_of(item.hit for item in same)
     hits = _evidence([*same, *_told_with(case, first), *(item for item in items if item not in same)])
-    title = _title(first, ranks)
+    title = _title(first, same)
     judged = _whose_failure(case, first, ranks)
     about = topics.subject(first.message) if _SAYS_ANYTHING.search(first.type) else ""
     if about:  # what the system underneath told the program, in words that no signature knows

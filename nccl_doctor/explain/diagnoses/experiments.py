@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.diagnoses.tables import below
+from nccl_doctor.explain.diagnoses.tables import tables
 from nccl_doctor.explain.hang import WORK
 from nccl_doctor.explain.lines import in_order, later, shape
 from nccl_doctor.explain.model import Hit, Role
@@ -136,8 +136,7 @@ _WENT_WELL = re.compile(
 @diagnosis
 def only_some_releases_fail(case: Case) -> Iterable[Candidate]:
     """The same was run with several releases, each under its heading: with some it fails, with others it never does."""
-    headings = case.hits("release-heading")
-    runs = [(hit, below(hit, headings, case.hits("release-heading-rows"))) for hit in headings]
+    runs = list(tables(case, "release-heading"))
     bad = [(hit, wrong) for hit, rows in runs if (wrong := [row for row in rows if _WENT_WRONG.search(row.text)])]
     # A loop that tells of failures only says nothing of a release that works; of the last one there may be more to come.
     worked = [hit for hit, rows in runs[:-1] if not rows]

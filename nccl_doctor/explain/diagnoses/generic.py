@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics, trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
@@ -67,7 +67,7 @@ _PARTS: tuple[tuple[str, str, float, str], ...] = (
     ),
 )
 _SECONDARY = re.compile(
-    r"\[Proxy Service|Socket recv failed|\[Service thread\]|HINT:|commReclaim|abort|closed by remote peer",
+    r"\[Proxy Service|Socket recv failed|\[Service thread\]|commReclaim|abort|closed by remote peer",
     re.IGNORECASE,
 )
 

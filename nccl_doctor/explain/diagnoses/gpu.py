@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import came_after, ending, hosts_of, just_below, later, place, shortened, speakers
+from nccl_doctor.explain.lines import (
+    came_after,
+    ending,
+    hosts_of,
+    hosts_told,
+    just_below,
+    later,
+    place,
+    shortened,
+    speakers,
+)
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.status import CUDA
 from nccl_doctor.facts.xid import sxids, xids
@@ -225,7 +235,7 @@ def xid(case: Case) -> Iterable[Candidate]:
         if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         title = f"Xid {number}: {entry.name}"
-        yield Candidate(cause, strength, title, hits, hosts=hosts_of(hits), why=f"{xid.__doc__} {entry.note}".strip())
+        yield Candidate(cause, strength, title, hits, hosts=hosts_told(hits), why=f"{xid.__doc__} {entry.note}".strip())
 
 
 def _same_gpu(earlier: Hit, hit: Hit) -> bool:
@@ -263,7 +273,7 @@ def switch_sxid(case: Case) -> Iterable[Candidate]:
         if hits:
             entry = sxids().get(_sxid(hits[0]))
             title = f"NVSwitch error (SXid {hits[0].groups.get('xid', '')}{': ' + entry.name if entry else ''})"
-            yield Candidate("gpu.nvlink", strength, title, hits, hosts=hosts_of(hits))
+            yield Candidate("gpu.nvlink", strength, title, hits, hosts=hosts_told(hits))
     if thermal:
         yield Candidate("gpu.thermal-power", 0.9, "an NVSwitch overheats (SXid 10004)", thermal)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from nccl_doctor.env import knowledge
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import WORK

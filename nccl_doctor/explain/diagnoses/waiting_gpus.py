@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
+from nccl_doctor.explain.diagnoses.gpu_listings import ALWAYS_BUSY, NAMELESS, GpuRow, gpu_rows
 from nccl_doctor.explain.diagnoses.speed import too_slow
-from nccl_doctor.explain.diagnoses.tables import NAMELESS, GpuRow, below, gpu_rows
+from nccl_doctor.explain.diagnoses.tables import FEWEST, tables
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 
-_ALWAYS = 95.0  # percent of time: a kernel of NCCL that waits counts as work
 _NEVER = 10.0
 _WAITING = 0.25  # of its power limit: a kernel that only waits draws little more than an idle GPU
 _COMPUTING = 0.75
 _LITTLE = 0.6  # of what its neighbours draw
-_FEWEST = 4  # GPUs: of fewer, which one is odd cannot be told
 
 
 def _by_host(case: Case) -> Iterable[list[GpuRow]]:
@@ -30,11 +29,11 @@ def _by_host(case: Case) -> Iterable[list[GpuRow]]:
     for row in gpu_rows(case):
         if row.load is not None and row.power:
             hosts[row.hit.file, row.host][row.name if row.name != NAMELESS else row.hit.line] = row
-    return [list(rows.values()) for rows in hosts.values() if len(rows) >= _FEWEST]
+    return [list(rows.values()) for rows in hosts.values() if len(rows) >= FEWEST]
 
 
 def _busy(rows: Iterable[GpuRow]) -> list[GpuRow]:
-    return [row for row in rows if row.load is not None and row.load >= _ALWAYS]
+    return [row for row in rows if row.load is not None and row.load >= ALWAYS_BUSY]
 
 
 @diagnosis
@@ -77,7 +76,7 @@ def gpu_that_draws_little(case: Case) -> Iterable[Candidate]:
     """A GPU is as busy as its neighbours and draws far less than they do, which compute near their power limit: it is held
     back (heat, power, its clock), or it waits for them, and has less to do. Its clock and the reasons for it would tell."""
     for rows in map(_busy, _by_host(case)):
-        usual = statistics.median(row.power for row in rows) if len(rows) >= _FEWEST else 0.0
+        usual = statistics.median(row.power for row in rows) if len(rows) >= FEWEST else 0.0
         little = [row for row in rows if row.power <= _LITTLE * usual]
         others = [row for row in rows if row not in little]
         if little and all(row.power >= _COMPUTING * row.cap > 0 for row in others):
@@ -121,15 +120,13 @@ def _processes(case: Case) -> Iterable[_Process]:
 
 def _orphans(case: Case) -> dict[str, Hit]:
     """Of ps: the processes whose parent has ended, while others of the listing have one."""
-    headings, parents = case.hits("process-table"), {}
-    for head in headings:
+    found = {}
+    for head, rows in tables(case, "process-table"):
         names = head.text.split()
         at, of = names.index("PID"), names.index("PPID")
-        for row in below(head, headings, case.hits("process-table-rows")):
-            cells = row.text.split()
-            if len(cells) >= len(names) and cells[at].isdecimal():
-                parents[cells[at]] = cells[of], row
-    return {pid: row for pid, (parent, row) in parents.items() if parent == "1"}
+        listed = [(row.text.split(), row) for row in rows]
+        found.update({cells[at]: row for cells, row in listed if len(cells) >= len(names) and cells[of] == "1"})
+    return found
 
 
 @diagnosis
@@ -154,9 +151,9 @@ def gpus_with_two_programs(case: Case) -> Iterable[Candidate]:
 
 def _stranger(on: dict[str, list[_Process]], told: list[Hit]) -> Iterable[Candidate]:
     """A few GPUs have one program more than the others of the host, and it is too slow: all ranks wait for those that share."""
-    usual = statistics.median(len(its) for its in on.values()) if len(on) >= _FEWEST else 0
+    usual = statistics.median(len(its) for its in on.values()) if len(on) >= FEWEST else 0
     crowded = {gpu: its for gpu, its in on.items() if len(its) > usual}
-    if told and usual and 0 < len(crowded) <= len(on) / _FEWEST:
+    if told and usual and 0 < len(crowded) <= len(on) / FEWEST:
         proof = [*(one.hit for its in crowded.values() for one in its), *told[:2]]
         title = f"GPU {', '.join(crowded)} has the work of another program as well: the others wait for it"
         yield Candidate("gpu.duplicate", 0.66, title, proof, hosts=hosts_of(proof), page="gpu.busy", slows=True)

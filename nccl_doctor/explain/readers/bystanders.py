@@ -16,7 +16,8 @@ _SERVICE = re.compile(
 
 def is_of_a_service(text: str) -> bool:
     """Whether a line is a system service's: it tells nothing of how a job goes on."""
-    return _SERVICE.search(text, 0, 200) is not None
+    may_be = "]: " in text or ".go:" in text or "level=" in text  # asked first: every line of progress is looked at
+    return may_be and _SERVICE.search(text, 0, 200) is not None
 
 
 _KERNEL = re.compile(
@@ -44,6 +45,14 @@ _TYPED = re.compile(r"[\w.-]+@[\w.-]{1,80}[ :][^\s\]$#]{0,80}\]?[$#] \S|(?:^|[\s
 def is_typed(text: str) -> bool:
     """Whether a line is a command behind a shell's prompt: what it looks for has not been found yet."""
     return ("$ " in text or "# " in text) and _TYPED.search(text, 0, 200) is not None
+
+
+_HINT = re.compile(r"NCCL (?:INFO|WARN|ATTN) .{0,80}?HINT: ")
+
+
+def is_a_hint(text: str) -> bool:
+    """Whether a line is NCCL's guess (2.30.7 and later): the same few follow every error of a kind, whatever it was."""
+    return "HINT: " in text and _HINT.search(text) is not None
 
 
 _SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")

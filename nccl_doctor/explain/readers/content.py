@@ -26,6 +26,12 @@ FREE_INFLATED = 256 << 20  # below this size no ratio is judged
 HARD_BLANK = "\xa0".encode()  # what web pages, mails and chats put in the place of blanks
 
 
+def has_hard_blanks(text: bytes) -> bool:
+    """Whether it may have been copied from a web page. To look for two bytes costs twenty times what it costs to see that
+    none is beyond ASCII."""
+    return not text.isascii() and HARD_BLANK in text
+
+
 class InputError(Exception):
     """An input cannot be read; the text says why."""
 

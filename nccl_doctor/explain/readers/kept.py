@@ -14,8 +14,8 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
-_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
-_SAME_DIGIT = str.maketrans("123456789", "000000000")
+_NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
+_SAME_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
 class Said(msgspec.Struct):
@@ -61,7 +61,7 @@ class Kept:
         calm = signature.role in (Role.PROGRESS, Role.HARMLESS)
         if len(group.hits) >= (_FEW if calm else KEEP_PER_FILE):
             return
-        tail = _numberless(said.line.body[-160:].translate(_SAME_DIGIT))
+        tail = _numberless(said.line.body[-160:].encode(errors="replace").translate(_SAME_DIGIT))
         distinct = (hit.rank, hit.host, hit.pid, *sorted(groups.values()), tail)
         seen = self._seen.setdefault(signature.name, set())
         if signature.every or distinct not in seen:
@@ -85,5 +85,5 @@ class Kept:
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines
-def _numberless(text: str) -> str:
-    return _NUMBER.sub("#", text)
+def _numberless(text: bytes) -> bytes:
+    return _NUMBER.sub(b"#", text)

@@ -25,7 +25,8 @@ _OF_RATE, _OF_STEP, _OF_PART = range(3)  # kinds of columns
 _CALM = 0.35  # of the change: more noise than this on either side, and there are no two levels
 _MORE = 0.1  # of what a step has to do
 _DIGITS = b"0123456789"
-NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
+_BLANKS = b" \t\r\n\v\f"
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?", re.ASCII)
 _KEY = re.compile(r"(?:^|(?<=[^\w.]))([A-Za-z][\w/()%.-]*(?: [A-Za-z(][\w/()%.-]*)*)[\"']?\s*[=:|]?\s*[\"']?$")
 _UNIT = re.compile(r"\s?([A-Za-z%][\w/%-]*)(?![\w/%-]|\s*[=:])")
 _WORK = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|im(?:a)?ge?s?|it(?:er)?(?:ation)?s?|steps?|examples?|frames?|batch(?:es)?|words?)"
@@ -97,7 +98,7 @@ def by_shape(lines: Sequence[tuple[int, bytes]]) -> dict[bytes, list[int]]:
     """The indices of lines that are alike apart from their numbers."""
     shapes: dict[bytes, list[int]] = {}
     for index, (_, raw) in enumerate(lines):
-        shapes.setdefault(b"".join(raw.translate(None, _DIGITS).split()), []).append(index)
+        shapes.setdefault(raw.translate(None, _DIGITS + _BLANKS), []).append(index)
     return shapes
 
 

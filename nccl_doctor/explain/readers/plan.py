@@ -49,20 +49,20 @@ class Wakes:
 
 
 class Plan:
-    """The anchors that are looked for in every line, in one order, and what each wakes up; sampled signatures apart."""
+    """The anchors that are looked for in every line, in one order, and what each wakes up; sampled signatures apart. An engine
+    for either."""
 
     def __init__(self, signatures: dict[str, Signature]) -> None:
         self.searched = Wakes(item for item in signatures.values() if not item.sampled)
         self.sampled = Wakes(item for item in signatures.values() if item.sampled)
         self.anchors = tuple(sorted({*self.searched.anchors, *GENERIC, *own_words.ANCHORS}))
+        self.engine = matcher.engine(self.anchors)
+        self.sampling = matcher.engine(self.sampled.anchors)
         self.progress = signatures["progress"]
         self.error_line = signatures["error-line"]
 
 
 @functools.cache
 def plan() -> Plan:
-    """The plan for all signatures, and its engines, built once per process."""
-    made = Plan(all_signatures())
-    matcher.engine(made.anchors)
-    matcher.engine(made.sampled.anchors)
-    return made
+    """The plan for all signatures, built once per process."""
+    return Plan(all_signatures())

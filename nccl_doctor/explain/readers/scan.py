@@ -62,7 +62,7 @@ class Scanner:
         self._steps = Steps(self._kept)
         self._plan = plan()
         self._anchors = self._plan.anchors
-        self._engine = matcher.engine(self._anchors)
+        self._engine = self._plan.engine
         self._dropped: set[bytes] = set()
         self._line = 0  # lines before the current block
         self._looked = 0  # the last line that was looked at

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.explain import matcher
 from nccl_doctor.explain.readers import bystanders, pace, records, speakers
 from nccl_doctor.explain.readers.kept import Kept
 from nccl_doctor.explain.readers.plan import plan
@@ -30,7 +29,6 @@ class Steps:
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self._plan = plan()
-        self._engine = matcher.engine(self._plan.sampled.anchors)
         self._read = 0  # bytes of the log's beginning
         self._unread = 0  # bytes since the last line that was looked at
         self._all = True  # whether every line was looked at
@@ -106,7 +104,7 @@ class Steps:
     def _look_at(self, raw: bytes, number: int) -> set[str]:
         """Show a line to the sampled signatures; the names of those that recognise it."""
         anchors = self._plan.sampled.anchors
-        held = {anchors[index] for _, index in self._engine.find(raw)}
+        held = {anchors[index] for _, index in self._plan.sampling.find(raw)}
         known = set()
         for text in records.texts(raw) if held else ():
             said = self._kept.said(text, number)

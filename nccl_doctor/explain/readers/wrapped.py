@@ -65,6 +65,8 @@ def wrapping(head: bytes) -> Wrapping | None:
     if sum(len(line) == width for line in lines) <= max(1, nearly):
         return None
     pairs = list(itertools.pairwise(lines))
+    if sum(len(line) == width and _inside_a_word(line, following) for line, following in pairs) < INSIDE_WORDS:
+        return None  # as most logs' lines: asked before what costs more
     beginnings = {_beginning(line) for before, line in pairs if len(before) < width}
     found = Wrapping(width, frozenset({_beginning(lines[0]), *beginnings}))
     full = [(line, following) for line, following in pairs if len(line) == width and not _is_row(line)]
@@ -77,8 +79,8 @@ def wrapping(head: bytes) -> Wrapping | None:
 
 
 def _inside_a_word(line: str, following: str) -> bool:
-    alike = _DIGITS.sub("0", line[-END:]) == _DIGITS.sub("0", following[-END:])
-    return line[-1].isalnum() and following[0].isalnum() and " " in line and not alike
+    within = line[-1:].isalnum() and following[:1].isalnum() and " " in line
+    return within and _DIGITS.sub("0", line[-END:]) != _DIGITS.sub("0", following[-END:])
 
 
 def joined(blocks: Iterable[bytes]) -> Iterator[bytes]:

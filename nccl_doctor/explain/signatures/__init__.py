@@ -65,6 +65,8 @@ class Signature(msgspec.Struct, frozen=True):
             return None
         if self.role is not Role.PROGRESS and bystanders.is_of_a_model(line):
             return None
+        if self.role is not Role.HARMLESS and bystanders.is_a_hint(line):
+            return None
         for template in self.templates if templates is None else templates:
             groups = template.match(line)
             if groups is not None and (self.where is None or self.where(groups, prefix.parse(line).body)):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -171,6 +170,18 @@ says(
     "All tensor operands to scatter/gather must have the same",
     "Tensors must have identical",
     "tensors must have the same",
+    "tensors must have same size",  # these and the next: nccl2, the backend of PyTorch 2.15
+    "tensor must have the same size as the",
+    "size must equal comm_size",
+    "size must be divisible by comm_size",
+    "size must be input_size * comm_size",
+    "size must be output_size * comm_size",
+    "length must equal comm_size for",
+    "put_split_sizes exceeds {}put tensor size",
+    "Expected {}tensor on {device} but found tensor on",
+    "but an operation was issued on",
+    "Unsupported tensor data type for NCCL",
+    "type for NCCL reduction",
     "only supports {}tensors",
     "does not support allreduce of",
     "does not support alltoall",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -15,6 +14,7 @@ NONE = re.compile(
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
+    "Xid {xid:int} detected {times} on host {node}. ",  # NCCL 2.31 and later, NCCL_RUN_RAS_DIAGNOSTICS=1
     "Xid (PCI:{pci}): {xid:int},",
     "Xid (PCI:{pci}): {xid:int} ",
     "Xid: {xid:int}",
@@ -40,6 +40,7 @@ says(
 )
 says(
     "sxid",
+    "SXid {xid:int} detected {times} on host {node}. ",  # NCCL 2.31 and later
     "SXid (PCI:{pci}): {xid:int}",
     "SXid {xid:int}",
     "nvidia-nvswitch{}: SXid",
@@ -208,6 +209,7 @@ says(
     "No CUDA GPUs are available",
     "no CUDA-capable device is detected",
     "no GPUs found!",
+    "nccl2 requires at least one CUDA device",
     "Found no NVIDIA driver on your system",
     "No devices were found",
     "No CUDA runtime is found",

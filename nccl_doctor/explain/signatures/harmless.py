@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -310,6 +309,16 @@ says(
     why="The subnet manager or the host changed a setting of the port, or a tool asked the adapter for a register it lacks: connections live on, unless queue pairs fail after it.",
 )
 says(
+    "nccl-hint",
+    "HINT: In many cases this",
+    "HINT: To confirm",
+    "HINT: Default value is",
+    "HINT: See https://docs.nvidia.com",
+    role=H,
+    why="NCCL's own guess, which follows every error of its kind (2.30.7 and later). It proves nothing, and sets no variable.",
+    where=lambda groups, line: "NCCL" in line,
+)
+says(
     "omp-threads",
     "Setting OMP_NUM_THREADS environment variable for each process to be 1",
     role=H,
@@ -320,6 +329,7 @@ says(
     "destroy_process_group() was not called before program exit",
     "process group has NOT been destroyed",
     "NCCL communicator hasn't been destroyed",
+    "was not finalized before destruction",  # nccl2, the backend of PyTorch 2.15
     role=H,
     why="The program ended without destroy_process_group(). Harmless at the end of a run; after an error it only means that the error ended it.",
 )

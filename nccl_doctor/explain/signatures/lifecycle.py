@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures import says
@@ -47,7 +46,7 @@ _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # com
 
 # A step that an earlier run made, or a setting: "resume_from_step: 200"
 _BEFORE_WORK = re.compile(
-    r"\b(?:[Rr]esum|[Rr]estor)(?:ed|ing)\b.* (?:from|at) |"
+    r"[Rr]es(?<!\w...)(?:um|tor)(?:ed|ing)\b.* (?:from|at) |"
     r"^\W*(?:max|num|total|log|save|eval|warm\w*|resume|start|per|n)\w*(?:step|epoch|iteration)s?['\"]?\s*[:=]\s*\S+\s*$"
 )
 
@@ -64,12 +63,14 @@ def _minutes(groups: dict[str, str], line: str) -> bool:
     return unit is not None and float(groups["seconds"]) >= 300 and "imeout" not in line
 
 
-_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b")  # a job step is Slurm's
+_NO_STEP = re.compile(r"\bno (?:\w+ )?(?:step|epoch|iteration)s?\b|\b[Jj]ob step\b", re.ASCII)  # a job step is Slurm's
 _FRAME = re.compile(r"\.py:\d+\)$")  # of a stack: "step (train.py:88)" is no progress
 
 # A line of a program, as a stack or somebody's paste quotes it: "self.global_step += 1", "for step in range(100):"
+# (what stands before is asked behind the first letters: so the engine skips to these, on every line of progress)
 _CODE = re.compile(
-    r"\w\s?[+*/-]=\s?\w|\w\s[=!<>]=\s\w|\bself\.\w|^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|\bin (?:range|enumerate)\("
+    r"^\W*(?:if|elif|for|while|with|def|return|assert)\s.*[:(]\s*(?:#.*)?$|"
+    r"[+*/-]=(?:(?<=\w..)|(?<=\w\s..))\s?\w|[=!<>]=(?<=\w\s..)\s\w|self\.(?<!\wself\.)\w|in (?<!\win )(?:range|enumerate)\("
 )
 
 # The first epoch's heading, and a bar that has not moved: a job that hangs in its first step has printed both

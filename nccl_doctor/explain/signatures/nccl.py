@@ -108,6 +108,7 @@ says(
     "windows-differ",
     "Elastic GIN: rank {rank:int} {what}all ranks must have identical segment configurations",
     "MemManager: Could not find matching handle info for ptr",
+    "Window registration capabilities disagree between rank {rank:int} and rank {other:int}",
     cause="app.collective-mismatch",
     strength=0.72,
     title="the ranks register or resume memory that does not fit together",
@@ -251,4 +252,59 @@ says(
     where=lambda groups, line: (
         "WARN" in line and not re.search(r"P2PStatus|GetNvLink|Not Supported|PciBusId\S* failed: Not Found", line)
     ),
+)
+
+# --- NCCL_RUN_DIAGNOSTICS=1 and NCCL_RUN_RAS_DIAGNOSTICS=1, NCCL 2.31 and later
+says(
+    "diag-net-slow",
+    "NCCL DIAG [INFO] net bw: {way} rank {who:int} ({node}): {rate:num} Gbit/s, >30% off median {median:num} Gbit/s",
+    cause="net.slow",
+    strength=0.84,
+    title="rank {who} on {node} moves {rate} Gbit/s over its adapter, the median rank {median} Gbit/s",
+    why="NCCL ran ib_write_bw between the ranks: this one is more than 30 % below the others.",
+    page="ib.rate.degraded",
+    where=lambda groups, line: float(groups["rate"]) < float(groups["median"]),
+)
+says(
+    "diag-p2p-mismatch",
+    "NCCL DIAG [INFO] p2p: write mismatch srcRank={source:int} {devices} dstRank={target:int} ",
+    "NCCL DIAG [INFO] p2p: read mismatch srcRank={source:int} {devices} dstRank={target:int} ",
+    cause="gpu.p2p",
+    strength=0.95,
+    title="what rank {source} writes to or reads from the GPU of rank {target} arrives wrong",
+    why="NCCL wrote and read a pattern between all pairs of GPUs. IOMMU or ACS in the way corrupts or loses such accesses.",
+)
+says(
+    "diag-p2p-refused",
+    "NCCL DIAG [INFO] p2p: peer-memory import failed srcRank={source:int} {devices} dstRank={target:int} ",
+    "p2p: only {passed:int}/{all:int} GPU-to-GPU peer accesses passed verification",
+    cause="gpu.p2p",
+    strength=0.8,
+    title="not every pair of GPUs can reach each other's memory",
+    why="NCCL tried each pair of GPUs of a host or NVLink domain, in both directions.",
+    where=lambda groups, line: groups.get("passed", "") != groups.get("all", "x"),
+)
+says(
+    "diag-rdma-topology",
+    "NCCL DIAG [INFO] rdma_topo check: failed on rank(s) {list} across {of} ranks",
+    cause="ib.gdr",
+    strength=0.55,
+    title="rdma_topo finds the PCIe topology of rank(s) {list} unfit for GPUDirect RDMA",
+    why="NVIDIA's rdma_topo, run by NCCL, tells of ACS, switches and IOMMU between GPU and adapter.",
+)
+says(
+    "work-request-stalls",
+    "NET/IB: WQE stall (no CQE): peer={peer} | local: qpn={qp} dev={device} port={port} {ids} stall_thr={limit} age={age:int}ns",
+    cause="ib.retry-exceeded",
+    strength=0.66,
+    title="what was sent to {peer} over {device} is not confirmed after {age} ns: the fabric does not deliver it",
+    why="NCCL_IB_WQE_LATENCY_REPORT (2.32): the peer's adapter confirms, whatever its process does; a lossy, paused or broken path does not.",
+)
+says(
+    "work-request-is-slow",
+    "NET/IB: WQE slow: peer={peer} | local: qpn={qp} dev={device} port={port} {ids} thr={limit}ns delta={age:int}ns",
+    cause="net.slow",
+    strength=0.5,
+    title="what was sent to {peer} over {device} was confirmed after {age} ns only",
+    why="NCCL_IB_WQE_LATENCY_REPORT (2.32): single ones are nothing; many on one adapter or towards one peer mean a congested or lossy path.",
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 from nccl_doctor.explain.signatures.system import QUOTED_OUTPUT
@@ -37,6 +36,7 @@ says(
 says(
     "nccl-mismatch",
     "Mismatched NCCL version detected",
+    "Mismatched NCCL git versions detected",
     "NCCL version mismatch",
     cause="sw.nccl-version-mismatch",
     strength=0.98,

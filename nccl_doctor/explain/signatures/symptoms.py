@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
@@ -24,6 +23,9 @@ says(
     "timeout: WorkNCCL({work}) ran for {ms:int} milliseconds before timing out",  # another process wrote into the line
     "NCCLX operation timed out",  # TorchComms, 2026
     "RCCLX operation timed out",
+    "NCCL operation timed out",  # nccl2, the backend of PyTorch 2.15
+    "] Operation timed out after {ms:int} ms",
+    "Work timed out during finalize",
     role=S,
     cause="app.straggler-timeout",
     strength=0.32,
@@ -51,6 +53,8 @@ says(
     "Process group watchdog thread terminated with exception",
     "NCCL watchdog thread terminated with exception",
     "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "Aborting process on rank {rank:int} due to",  # nccl2
+    "Aborting process due to timeout",  # nccl2 of 2.14, also where the program itself asked for an abort
     role=S,
     fold="watchdog took the process down",
     why="Always follows an error or a time-out.",
@@ -114,6 +118,14 @@ says(
     role=S,
     fold="dump signals",
     why="A rank asked the others to dump; it names the rank that timed out first.",
+)
+says(
+    "recorder-dumped",
+    "Finished writing Flight Recorder debug info to {path}",
+    "FlightRecorderHook: dumping trace on collective failure",  # nccl2
+    role=S,
+    fold="flight recorder dumps",
+    why="The flight recorder of this rank writes down what the rank has enqueued and completed, for explain to read.",
 )
 says(
     "dump-flag",

@@ -25,6 +25,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "status": answer.status.value,
         "first": (variable.first or None) if variable else None,
         "last": (variable.last or None) if variable else None,
+        "legacy_backend_since": (variable.legacy_since or None) if variable else None,
         "default": answer.default or None,
         "replaced_by": answer.replaced_by or None,
         "version": answer.version or None,
@@ -78,6 +79,8 @@ def status_line(answer: Answer) -> str:
         known = " (the newest known)" if answer.assumed else ""
         known = f" (as far as {answer.beyond}, the newest known, tells)" if answer.beyond else known
         who = f"{who} {answer.version}{known}"
+    if answer.only_legacy:
+        return f"read by {who} only where TORCH_DIST_USE_NCCL2=0 chooses the legacy NCCL backend"
     if answer.status is Status.CURRENT:
         return f"read by {who}"
     if answer.status is Status.READ_BY_NOBODY:

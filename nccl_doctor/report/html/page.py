@@ -19,8 +19,9 @@ from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
 from nccl_doctor.report.bench_plot import svg
 from nccl_doctor.report.console import alike, headline, merged_fixes, no_setting, setting_reason
+from nccl_doctor.report.differences import drift
 from nccl_doctor.report.formats._text import quote
-from nccl_doctor.report.html import measured
+from nccl_doctor.report.html import measured, topologies
 from nccl_doctor.report.safe_text import moment, visible
 from nccl_doctor.report.terminal import confidence_word
 from nccl_doctor.rules.gate import Gate, decide_hosts
@@ -74,7 +75,7 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
     )
     environment.filters |= {"fold": fold, "moment": moment, "reason": setting_reason}
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    topologies, other_topologies = measured.topologies(bundle)
+    kinds, others = topologies.topologies(bundle)
     text: str = environment.get_template("page.html.j2").render(
         style=Markup(style),
         script=Markup(script),
@@ -85,9 +86,9 @@ def render(report: Report, bundle: Bundle, gate: Gate | None = None, runs: Seque
         rows=matrix(report),
         entries=entries(report),
         heatmaps=measured.heatmaps(bundle, runs),
-        drift=measured.drift(bundle),
-        topologies=topologies,
-        other_topologies=other_topologies,
+        drift=drift(bundle),
+        topologies=kinds,
+        other_topologies=others,
         plot=Markup(svg(runs)),
         curves=measured.curves(runs),
         no_setting=no_setting(report),

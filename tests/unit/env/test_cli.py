@@ -11,9 +11,8 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.env.knowledge import NEWEST_NCCL, NEWEST_TORCH
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, Plan, Reach, ReachOutcome
@@ -29,10 +28,9 @@ class Done(NamedTuple):
 
 
 def run(*words: str, **variables: str) -> Done:
-    cli._load_commands()
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), **variables}
     with mock.patch.dict(os.environ, environment, clear=True):
-        result = CliRunner().invoke(cli.app, ["env", *words])
+        result = typed("env", *words)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return Done(result.exit_code, result.stdout, result.stderr)
 
@@ -108,10 +106,9 @@ def test_of_a_release_newer_than_all_that_are_known_that_is_said() -> None:
 
 
 def test_lint_of_standard_input() -> None:
-    cli._load_commands()
-    result = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="export NCCL_SOCKET_IFNMAE=eth0\n")
+    result = typed("env lint -", input="export NCCL_SOCKET_IFNMAE=eth0\n")
     assert result.exit_code == 11 and "did you mean NCCL_SOCKET_IFNAME" in result.stdout
-    nothing = CliRunner().invoke(cli.app, ["env", "lint", "-"], input="\n")
+    nothing = typed("env lint -", input="\n")
     assert nothing.exit_code == 3 and "- is empty" in nothing.stdout
 
 

@@ -94,6 +94,19 @@ def test_empty_values_and_switches_of_pytorch(name: str, value: str, expected: l
 
 
 @pytest.mark.parametrize(
+    ("torch", "others", "expected"),
+    [
+        ("2.14.1", {}, ["warn leftover-debugging"]),
+        ("2.15.0", {}, ["info removed"]),
+        ("2.15.0", {"TORCH_DIST_USE_NCCL2": "1"}, ["info removed"]),
+        ("2.15.0", {"TORCH_DIST_USE_NCCL2": "0"}, ["warn leftover-debugging"]),
+    ],
+)
+def test_what_only_the_legacy_backend_of_pytorch_reads(torch: str, others: dict[str, str], expected: list[str]) -> None:
+    assert said({"TORCH_NCCL_DESYNC_DEBUG": "1", **others}, torch=torch) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "how", "expected"),
     [
         # near a name that nobody reads either: what that one is told

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from typing_in import typed
 
-from nccl_doctor import cli
 from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench import tune_fleet
 from nccl_doctor.bench.fleet import Fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import Outcome
 from nccl_doctor.bench.path import Path
+from nccl_doctor.bench.statistics import t_quantile
 from nccl_doctor.bench.tune import (
     Candidate,
     Failed,
@@ -25,7 +25,6 @@ from nccl_doctor.bench.tune import (
     Verdict,
     interval,
     schedule,
-    t_quantile,
     tune,
     usual_candidates,
 )
@@ -84,8 +83,7 @@ def test_a_gain_that_the_noise_may_hide_does_not_make_the_default_best(monkeypat
     result = tune([Candidate({"OMP_NUM_THREADS": "2"})], machine({}, noise=0.4), rounds=3)
     assert result.trusted and result.best is None and tuning_json(result)["decided"] is False
     monkeypatch.setattr(tune_fleet, "tune_over", lambda *_, **__: result)
-    cli._load_commands()
-    done = CliRunner().invoke(cli.app, ["env", "tune", "allreduce"])
+    done = typed("env tune allreduce")
     assert done.exit_code == 4 and "may hide in the noise" in done.output and "best" not in done.output
 
 
@@ -246,8 +244,7 @@ def test_where_no_candidate_could_be_measured_nothing_is_best(monkeypatch: pytes
 
     result = tune([Candidate({"OMP_NUM_THREADS": "2"})], measure, rounds=5)
     monkeypatch.setattr(tune_fleet, "tune_over", lambda *_, **__: result)
-    cli._load_commands()
-    done = CliRunner().invoke(cli.app, ["env", "tune", "allreduce"])
+    done = typed("env tune allreduce")
     assert done.exit_code == 4 and "no candidate could be measured" in done.output and "rank 1 died" in done.output
 
 

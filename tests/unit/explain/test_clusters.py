@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.explain.model import Verdict
-from tests.unit.explained import explain_text
+from tests.unit.explained import explain_text, pairs
 
 FOUND = {
     "launch.world-size": (
@@ -173,14 +173,14 @@ GUESSED = {
 }
 
 
-@pytest.mark.parametrize(("wanted", "line"), [(cause, line) for cause, lines in FOUND.items() for line in lines])
+@pytest.mark.parametrize(("wanted", "line"), pairs(FOUND))
 def test_one_message_is_enough(wanted: str, line: str) -> None:
     got = explain_text(f"{line}\n")
     assert got.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
     assert got.causes[0].id == wanted
 
 
-@pytest.mark.parametrize(("wanted", "lines"), [(cause, text) for cause, texts in GUESSED.items() for text in texts])
+@pytest.mark.parametrize(("wanted", "lines"), pairs(GUESSED))
 def test_one_message_is_a_guess(wanted: str, lines: str) -> None:
     got = explain_text(f"{lines}\n")
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, wanted)

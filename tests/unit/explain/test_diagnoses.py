@@ -80,6 +80,18 @@ _GLOO_FAILED = (
             "n1:8:80 [0] NCCL INFO NCCL_CUMEM_ENABLE set by environment to 0\n"
             "n1:8:80 [0] dev_runtime.cc:90 NCCL WARN Communicator does not support symmetric memory!\n",
         ),
+        (
+            "net.slow",
+            "the hosts talk over an interface of 1000 Mb/s",
+            "n1:8:80 [0] NCCL INFO NET/Socket : Using [0]eno1:10.2.0.1<0>\n"
+            + 2 * "$ ethtool eno1\n\tSpeed: 1000Mb/s\n",
+        ),
+        (
+            "net.wrong-interface",
+            "the hosts talk over eno1 (1000 Mb/s), and ens9f0 has 100000 Mb/s",
+            "n1:8:80 [0] NCCL INFO NET/Socket : Using [0]eno1:10.2.0.1<0>\nn1:8:80 [0] NCCL INFO Using network Socket\n"
+            "Settings for eno1:\n\tSpeed: 1000Mb/s\nSettings for ens9f0:\n\tSpeed: 100000Mb/s\n",
+        ),
     ],
 )
 def test_what_lines_prove_together(cause: str, title: str, log: str) -> None:

@@ -35,6 +35,7 @@ from nccl_doctor.report.explanation_text import print_explanation
 from tests.unit.explained import explain_text
 
 SHARED = Path(os.environ.get("NCCL_DOCTOR_SHARED", Path(__file__).parents[3].parent / "shared"))
+STEPS = "".join(f"step {number} loss 2.1\n" for number in range(9))
 # Reached on the visible corpus; a change that falls below is a loss.
 FLOOR = {"top1": 0.98, "top3": 0.98, "evidence": 0.95}
 
@@ -197,8 +198,7 @@ def test_a_command_with_a_time_limit_of_its_own_was_stopped_because_it_hung() ->
     scheduler = "slurmstepd: error: *** JOB 81 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
     assert explain_text(command + scheduler).causes[0].id == "launch.killed"
     assert explain_text("store timeout 300 s\n" + signal).causes[0].id == "launch.killed"
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert explain_text(command + steps + signal).causes[0].id == "launch.killed"
+    assert explain_text(command + STEPS + signal).causes[0].id == "launch.killed"
 
 
 def test_who_came_too_late_is_told_where_the_order_is_known() -> None:
@@ -618,6 +618,14 @@ def test_a_message_that_begins_below_the_name_of_its_exception_is_told() -> None
     assert "raised AssertionError at" in explain_text(f"{frames}AssertionError\n").causes[0].title
 
 
+def test_who_raised_is_told_as_torchrun_tells_it() -> None:
+    """Its number is that on the node, which no rank is; where more than one raised alike, it is the program."""
+    raised = "[default{0}]:Traceback (most recent call last):\n[default{0}]:KeyError: 'dgo'\n"
+    lost = "[default0]:RuntimeError: Connection closed by peer [10.0.0.3]:20384\n"
+    assert explain_text(raised.format(3) + lost).causes[0].title.startswith("local rank 3 raised KeyError")
+    assert explain_text(raised.format(3) + raised.format(1) + lost).causes[0].title.startswith("the program raised")
+
+
 def test_titles_are_cut_between_words_and_begin_with_the_message() -> None:
     text = "libfabric:17770:1732779731::core:core:some_function_init():189<warn> the endpoint cannot be enabled as its queue is missing"
     assert ending(text, 110).startswith("… the endpoint")
@@ -673,13 +681,15 @@ def test_a_cause_is_not_told_again_as_worth_knowing() -> None:
     assert not got.causes[0].env  # switching off what is off is no advice
 
 
+_STALL = (
+    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
+    "and are waiting for remainder of ranks"
+)
+
+
 def test_horovods_missing_ranks_are_named() -> None:
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks"
-    )
     got = explain_text(
-        f"{stall} for more than 60 seconds.\nMissing ranks:\n"
+        f"{_STALL} for more than 60 seconds.\nMissing ranks:\n"
         + "".join(f"{rank}: [grads_14_0, grads_15_0 ...]\n" for rank in range(5, 20))
         + "0: waits\n3: [2024-03-03 10:11:12] INFO waits\n"  # as srun --label prints it
     )
@@ -688,10 +698,7 @@ def test_horovods_missing_ranks_are_named() -> None:
 
 def test_what_a_cut_list_of_horovod_hides_proves_less() -> None:
     """The tensor that rank 1 lacks may be among those of rank 2's that are not shown: both may be late."""
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks for more than 60 seconds.\nMissing ranks:\n1: [head_b_0]\n2: [head_a_0{}]\n"
-    )
+    stall = f"{_STALL} for more than 60 seconds.\nMissing ranks:\n1: [head_b_0]\n2: [head_a_0{{}}]\n"
     whole, cut = (explain_text(stall.format(more)).causes[0] for more in ("", " ..."))
     assert whole.id == cut.id == "app.collective-mismatch" and cut.confidence < whole.confidence - 0.1
 
@@ -742,9 +749,8 @@ def test_workers_ended_amid_requests_are_no_shutdown(running: int, verdict: Verd
 
 def test_a_daemons_error_is_told_by_its_level() -> None:
     line = "{level}0902 11:40:01.020011       1 fastrak_gpumem_manager_startup.cc:40] {text}\n"
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     flags = line.format(level="I", text="flags: NCCL_FASTRAK_NUM_FLOWS=2 errors=0")
-    assert explain_text(flags + steps).verdict is Verdict.HEALTHY
+    assert explain_text(flags + STEPS).verdict is Verdict.HEALTHY
     assert explain_text(line.format(level="F", text="out of receive buffers")).causes[0].id == "net.plugin"
 
 
@@ -805,19 +811,17 @@ def test_only_the_busy_rank_itself_shows_that_it_went_on(again: str, likely: boo
 
 
 def test_a_name_of_the_internet_and_a_programs_own_setting_are_no_causes() -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     for line in (
         "** server can't find huggingface.co: NXDOMAIN",
         "ssh: Could not resolve hostname github.com: Try again",
     ):
-        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{steps}").causes}
+        assert "net.hostname-resolution" not in {cause.id for cause in explain_text(f"{line}\n{STEPS}").causes}
     wrong = explain_text("Traceback (most recent call last):\nValueError: The value of MAX_LEN must be positive\n")
     assert wrong.causes[0].id != "env.bad-nccl-var"
 
 
 def test_a_worker_that_somebody_ended_is_no_engines_shutdown() -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert explain_text(steps + "trainer: worker died, exit code: -15\n").verdict is Verdict.UNDECIDED
+    assert explain_text(STEPS + "trainer: worker died, exit code: -15\n").verdict is Verdict.UNDECIDED
 
 
 _SPARE = (
@@ -843,12 +847,8 @@ def test_what_failed_on_the_other_nodes_is_the_cause_and_not_the_spare_one(elsew
 
 
 def test_horovod_without_names_blames_no_rank() -> None:
-    stall = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks"
-    )
     bar = "Generating:  38%|###8      | 38/100 [00:35<00:57,  1.07it/s]"
-    assert [cause.id for cause in explain_text(f"{stall}\n{bar}\n").causes] == ["app.collective-mismatch"]
+    assert [cause.id for cause in explain_text(f"{_STALL}\n{bar}\n").causes] == ["app.collective-mismatch"]
 
 
 def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> None:
@@ -862,9 +862,8 @@ def test_one_hosts_log_of_a_bigger_job_does_not_show_that_its_gpus_fail() -> Non
 
 @pytest.mark.parametrize("error", ["unhandled cuda error", "internal error"])
 def test_an_error_that_xla_got_from_nccl_is_no_healthy_end(error: str) -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
     end = f"E nccl_clique.cc:141] Terminating process due to async NCCL error: {error}\n"
-    assert explain_text(steps + end).verdict is Verdict.UNDECIDED
+    assert explain_text(STEPS + end).verdict is Verdict.UNDECIDED
 
 
 def test_sockets_that_were_asked_for_are_no_missing_adapter() -> None:
@@ -946,8 +945,7 @@ def test_a_warning_of_the_one_sided_transport_is_no_note() -> None:
     ],
 )
 def test_thousands_are_read_on_both_sides_of_what_is_expected(line: str, slow: bool) -> None:
-    steps = "".join(f"step {number} loss 2.1\n" for number in range(9))
-    assert (explain_text(f"{steps}{line}\n{steps}").verdict is not Verdict.HEALTHY) is slow
+    assert (explain_text(f"{STEPS}{line}\n{STEPS}").verdict is not Verdict.HEALTHY) is slow
 
 
 def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
@@ -1131,11 +1129,7 @@ def test_a_fabric_manager_without_switches_is_no_worker_that_failed() -> None:
 
 
 def test_horovods_older_table_names_the_rank_too() -> None:
-    log = (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks "
-        "and are waiting for remainder of ranks for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n"
-    )
-    got = explain_text(log)
+    got = explain_text(f"{_STALL} for more than 60 seconds.\nStalled ranks:\n6: [grads_1, grads_2 ...]\n")
     assert got.causes[0].ranks == (6,) and got.sentence.startswith("rank 6 did not submit")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.explain import trouble
 from nccl_doctor.explain.model import Verdict
-from tests.unit.explained import explain_text
+from tests.unit.explained import explain_text, pairs
 
 NVSHMEM = "/opt/nvshmem/src/modules/transport/"
 W = "gb3:71:82 [2] transport/net_ib/p2p.cc:61 NCCL WARN "
@@ -278,17 +278,13 @@ HARMLESS = (
 STEPS = "step 10 loss 2.31\nstep 20 loss 2.20\nstep 30 loss 2.11\n"
 
 
-def _pairs(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
-    return [(cause, text) for cause, texts in table.items() for text in texts]
-
-
-@pytest.mark.parametrize(("cause", "text"), _pairs(FOUND))
+@pytest.mark.parametrize(("cause", "text"), pairs(FOUND))
 def test_the_line_names_its_cause(cause: str, text: str) -> None:
     got = explain_text(text)
     assert (got.verdict, got.causes[0].id) == (Verdict.CAUSE_FOUND, cause)
 
 
-@pytest.mark.parametrize(("cause", "text"), _pairs(GUESSED))
+@pytest.mark.parametrize(("cause", "text"), pairs(GUESSED))
 def test_one_side_alone_decides_nothing(cause: str, text: str) -> None:
     got = explain_text(text)
     assert (got.verdict, got.causes[0].id) == (Verdict.UNDECIDED, cause)
