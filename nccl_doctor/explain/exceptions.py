@@ -58,7 +58,7 @@ class Exceptions:
                 continue
             if (
                 _WRAPPED.search(item.message[:400])
-                or (item.message.endswith(":") and any(_WRAPPED.search(hit.text) for hit in item.more))
+                or (item.message.endswith(":") and any(self._tells(hit) for hit in item.more))
                 or self._passes_on(item)
                 or self._only_logged(item)
                 or self._waited_for_worker(item)
@@ -66,6 +66,16 @@ class Exceptions:
                 continue
             kept.append(msgspec.structs.replace(item, hit=self._logs.ranked(item.hit)))
         return kept
+
+    def _tells(self, hit: Hit) -> bool:
+        """Whether a further line of an exception's message is others' report, or a message that a signature knows."""
+        return _WRAPPED.search(hit.text) is not None or place(hit) in self._meant
+
+    @functools.cached_property
+    def _meant(self) -> set[tuple[str, int]]:
+        """File and line of the messages that point to a cause."""
+        logs = self._logs
+        return {place(hit) for one in logs.seen(Role.CAUSE, Role.SYMPTOM) if one.cause for hit in logs.hits(one.name)}
 
     def _passes_on(self, item: Traceback) -> bool:
         """Whether torch's distributed checkpoint, which raises on every rank what some raised, tells theirs behind it."""

@@ -131,14 +131,15 @@ _WORDS: dict[str, tuple[str, ...]] = {
         r"(?:failed|unable|cannot|could not) to (?:connect|contact|reach)",
         r"cannot connect",
         r"could not connect",
-        r"connect(?:ion)? fail",
+        r"connect(?:ion)? (?:attempts? )?fail",
         r"\bconnect(?:ing|ion)? (?:to .{0,60})?failed",
         r"not yet listening",
+        r"send heartbeat to",
         r"publickey",
     ),
     "net.firewall": (
         r"no route",
-        r"unreachable(?! in file)",
+        r"(?<!allow_)unreachable(?! in file)",  # an argument of torch's backward, in every traceback through it
         r"unable to reach",
         r"connectivity",
         r"\btimed out\b.{0,40}connect",

@@ -37,11 +37,11 @@ _PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|
 # What programs are built upon, by its directory or its name: that it crashed tells nothing of whose fault it is.
 _FOUNDATION = re.compile(
     r"^/(?:usr/)?lib(?:32|64)?/|"
-    r"(?:nccl|rccl|hccl|cuda|cudnn|cublas|libnv|libhip|libhsa|ascend|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|"
+    r"(?:nccl|rccl|hccl|cuda|cudnn|cublas|libnv|libhip|libhsa|ascend|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|mca_|open-rte|pmix|"
     r"hcoll|sharp|torch|c10|tensorflow|jax|python|omp|mkl|blas|arrow|alloc)[^/]*$",
     re.IGNORECASE,
 )
-_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(\.{0,2}/[^\s(\[]+)(?:\([^)]*\))? ?\[0x")
 
 
 @diagnosis
@@ -131,7 +131,8 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed")  # a table cut before its exit codes
+    # A table cut before its exit codes; launchers that tell none.
+    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed", "mpi-abort")
     if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*signs)[:4]
         said = [hit.groups["what"] for hit in case.hits("uncaught-exception") if "what" in hit.groups]

@@ -122,8 +122,9 @@ def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
         title = f"torchrun started its workers again, and the store counts {joined} for {world}: what ended the first attempt is the cause"
         yield Candidate("app.rank-exception", 0.46, title, [*hits, *restarted])
     else:
-        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store"
-        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits))
+        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store (or its file)"
+        page = "launch.world-size.too-many"
+        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits), page=page)
 
 
 @diagnosis

@@ -320,6 +320,7 @@ says(
     "loss=nan",
     "Loss scale reached",
     "FloatingPointError",
+    " NaN: True",  # a program's own check
     "contains nan",
     "contains NaN",
     "Inf detected",

@@ -359,6 +359,11 @@ says(
 says(
     "tensorflow-worker-restarted",
     "current incarnation doesn't match with one in the group",
+    "expects a different device incarnation",
+    "Possibly this worker {} just restarted",
+    "Possibly this worker just restarted",
+    "Possibly, this master has restarted",
+    "Perhaps the worker was restarted",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.48,

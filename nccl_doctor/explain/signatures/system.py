@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.explain import lazy_re as re
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
@@ -397,14 +398,23 @@ says(
     where=lambda groups, line: (
         not re.search(
             r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|check lease failed|"
-            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
+            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])|what\(\): [^/]*endpoint[^/]*$",
             line,
-        )  # of a network's library EIO is an adapter's (status -3: UCX's)
+        )  # of a network's library EIO is an adapter's (status -3: UCX's), of an endpoint without a path ENOTCONN a socket's
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
         and _WITHOUT_MEDIUM.search(line) is None
     ),
 )
-
+says(
+    "build-lock",
+    "Lock file exists in build directory: '{path}'",
+    role=Role.SYMPTOM,
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.46,
+    fold="a lock file is waited for",
+    title="a build of CUDA code waits for the lock of another one, {path}: where no build runs, delete it",
+    why="nvdiffrast says what torch.utils.cpp_extension waits for in silence and without end: who was killed while it built leaves its lock.",
+)
 says(
     "lustre-unanswered",
     "ptlrpc_expire_one_request()) @@@ Request sent has {state}",
