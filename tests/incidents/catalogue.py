@@ -254,8 +254,7 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident(
         "hostname-unknown",
         "net.hostname-resolution",
-        ("net.master-unreachable",),
-        "gpu-node-07.invalid",
+        evidence="gpu-node-07.invalid",
         worker="healthy",
         how="worker-only",
         env={"MASTER_ADDR": "gpu-node-07.invalid"},

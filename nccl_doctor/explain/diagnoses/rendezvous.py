@@ -47,7 +47,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
     (AI_V4MAPPED), but older releases went on to IPv4. Where some address was tried, there was one.
     """
     unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
-    if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):
+    refused = [hit for hit in case.hits("master-refused") if "client socket has timed out" not in hit.text]
+    if not unknown and case.has("master-timeout", "master-unreachable") and not refused:
         unknown = case.hits("name-without-ipv6")
     for hit in sorted(unknown, key=lambda hit: _NO_HOST.search(hit.groups["name"]) is None)[:1]:
         name = hit.groups["name"][:80]

@@ -203,6 +203,7 @@ says(
     "group sizes must be identical",
     "ProcessGroupGloo::{call:word} invalid tensor",
     "ProcessGroupGloo::{call:word} requires",
+    "ProcessGroupGloo::{call:word} Incorrect",
     "ProcessGroupGloo::{call:word} unsupported",
     "ProcessGroupGloo::{call:word} can not",
     "ProcessGroupGloo::send takes a single tensor",
@@ -427,6 +428,7 @@ says(
     "Missing argument",
     "unrecognized arguments",
     "Unrecognized options: {option}",
+    "Flags parsing error: {complaint}",  # absl
     cause="unrelated",
     strength=0.8,
     title="the command line is wrong",
