@@ -39,6 +39,17 @@ _NO_HOST = re.compile(r"[@/\s,]|^[^:]+:\d*$")
 
 
 @diagnosis
+def ray_train_without_workers(case: Case) -> Iterable[Candidate]:
+    """Ray Train asked for its workers and never said that they run: what they ask for is not free, or no node has it. Where
+    nobody interrupted it, it may still be starting them."""
+    for hit in case.lasts("ray-train-workers"):
+        if "resources" in hit.groups and not case.has("progress"):
+            title = f"Ray Train started none of its {hit.groups['workers']} workers, for which it asked {hit.groups['resources'][:80]}"
+            yield Candidate("launch.world-size", 0.62 if case.has("cancelled") else 0.5, title, [hit])
+            return
+
+
+@diagnosis
 def name_of_the_master(case: Case) -> Iterable[Candidate]:
     """The resolver knows no address for the master's name, or what was given as its name cannot be one.
 
