@@ -108,8 +108,9 @@ def one_rank_was_done(case: Case) -> Iterable[Candidate]:
     listed = {int(hit.groups["rank"]) for hit in case.hits("torchrun-rank")}
     done = set(case.summary.ranks) - listed
     lost = case.hits("gloo-closed")
-    complete = listed | done == set(range(case.world_told))
-    if done and len(done) < len(listed) and complete and lost and not case.exceptions.ordinary:
+    complete = listed | done == set(range(case.world))
+    raised = {item.hit.rank for item in case.summary.tracebacks}  # perhaps of a node whose table is not in the log
+    if done and len(done) < len(listed) and complete and lost and not (case.exceptions.ordinary or done & raised):
         who = f"rank{'s' * (len(done) > 1)} {few(sorted(done))}"
         title = f"{who} had ended without an error while the others still communicated"
         last = [said for rank in done if (said := case.summary.last_of_rank.get(rank))]
