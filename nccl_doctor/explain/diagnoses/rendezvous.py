@@ -42,11 +42,11 @@ _NO_HOST = re.compile(r"[@/\s,]|^[^:]+:\d*$")
 def ray_train_without_workers(case: Case) -> Iterable[Candidate]:
     """Ray Train asked for its workers and never said that they run: what they ask for is not free, or no node has it. Where
     nobody interrupted it, it may still be starting them."""
-    for hit in case.lasts("ray-train-workers"):
-        if "resources" in hit.groups and not case.has("progress"):
-            title = f"Ray Train started none of its {hit.groups['workers']} workers, for which it asked {hit.groups['resources'][:80]}"
-            yield Candidate("launch.world-size", 0.62 if case.has("cancelled") else 0.5, title, [hit])
-            return
+    waiting = [hit for hit in case.lasts("ray-train-workers") if "resources" in hit.groups]
+    if waiting and not case.has("progress"):
+        workers, resources = waiting[0].groups["workers"], waiting[0].groups["resources"][:80]
+        title = f"Ray Train started none of its {workers} workers, for which it asked {resources}"
+        yield Candidate("launch.world-size", 0.62 if case.has("cancelled") else 0.5, title, waiting)
 
 
 @diagnosis
