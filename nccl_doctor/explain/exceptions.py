@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import msgspec
 
@@ -60,6 +61,7 @@ class Exceptions:
                 _WRAPPED.search(item.message[:400])
                 or (item.message.endswith(":") and any(self._tells(hit) for hit in item.more))
                 or self._passes_on(item)
+                or self._restated(item)
                 or self._only_logged(item)
                 or self._waited_for_worker(item)
             ):
@@ -79,11 +81,19 @@ class Exceptions:
 
     def _passes_on(self, item: Traceback) -> bool:
         """Whether torch's distributed checkpoint, which raises on every rank what some raised, tells theirs behind it."""
+        return item.type.endswith("CheckpointException") and any(self._behind(item))
+
+    def _restated(self, item: Traceback) -> bool:
+        """Whether a launcher raised it in its own code, and then, in words that a signature knows, what it means."""
+        of_launcher = bool(item.frames) and all(map(_LAUNCHERS_FILE.search, item.frames))
+        return of_launcher and any(map(self.is_known, self._behind(item)))
+
+    def _behind(self, item: Traceback) -> Iterator[Traceback]:
+        """The tracebacks that begin just behind this one."""
         later = range(item.hit.line + 1, item.hit.line + _BEHIND)
-        return item.type.endswith("CheckpointException") and any(
-            other.type and other.hit.file == item.hit.file and other.first_line in later
-            for other in self._logs.summary.tracebacks
-        )
+        for other in self._logs.summary.tracebacks:
+            if other.type and other.hit.file == item.hit.file and other.first_line in later:
+                yield other
 
     def _waited_for_worker(self, item: Traceback) -> bool:
         """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""

@@ -162,7 +162,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
         r"mmu fault",
         r"access fault",
         r"graphics exception",
-        r"assertion.{0,40}(?:index|class|dim)",
+        r"assertion [`'\"].{0,40}(?:index|class|dim)",
         r"device pointer",
         r"resource handle",
     ),

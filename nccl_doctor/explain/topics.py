@@ -23,7 +23,7 @@ TOPICS: dict[str, str] = {
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
-    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx (?:jit|version|was)|unsupported ptx|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+ (?:is|was)|compute capability|\bhip\b|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
+    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx (?:jit|version|was)|unsupported ptx|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+ (?:is|was)|compute capability|\bhip\b(?!,)|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
     "gpu.oom": r"out of memory|cudamalloc",
     "gpu.illegal-access": r"illegal memory|device-side|launch failure",
     "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",

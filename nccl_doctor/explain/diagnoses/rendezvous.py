@@ -39,6 +39,17 @@ _NO_HOST = re.compile(r"[@/\s,]|^[^:]+:\d*$")
 
 
 @diagnosis
+def ray_train_without_workers(case: Case) -> Iterable[Candidate]:
+    """Ray Train asked for its workers and never said that they run: what they ask for is not free, or no node has it. Where
+    nobody interrupted it, it may still be starting them."""
+    waiting = [hit for hit in case.lasts("ray-train-workers") if "resources" in hit.groups]
+    if waiting and not case.has("progress"):
+        workers, resources = waiting[0].groups["workers"], waiting[0].groups["resources"][:80]
+        title = f"Ray Train started none of its {workers} workers, for which it asked {resources}"
+        yield Candidate("launch.world-size", 0.62 if case.has("cancelled") else 0.5, title, waiting)
+
+
+@diagnosis
 def name_of_the_master(case: Case) -> Iterable[Candidate]:
     """The resolver knows no address for the master's name, or what was given as its name cannot be one.
 
@@ -47,7 +58,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
     (AI_V4MAPPED), but older releases went on to IPv4. Where some address was tried, there was one.
     """
     unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
-    if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):
+    refused = [hit for hit in case.hits("master-refused") if "client socket has timed out" not in hit.text]
+    if not unknown and case.has("master-timeout", "master-unreachable") and not refused:
         unknown = case.hits("name-without-ipv6")
     for hit in sorted(unknown, key=lambda hit: _NO_HOST.search(hit.groups["name"]) is None)[:1]:
         name = hit.groups["name"][:80]

@@ -214,6 +214,7 @@ says(
     "group sizes must be identical",
     "ProcessGroupGloo::{call:word} invalid tensor",
     "ProcessGroupGloo::{call:word} requires",
+    "ProcessGroupGloo::{call:word} Incorrect",
     "ProcessGroupGloo::{call:word} unsupported",
     "ProcessGroupGloo::{call:word} can not",
     "ProcessGroupGloo::send takes a single tensor",
@@ -439,6 +440,7 @@ says(
     "Missing argument",
     "unrecognized arguments",
     "Unrecognized options: {option}",
+    "Flags parsing error: {complaint}",  # absl
     cause="unrelated",
     strength=0.8,
     title="the command line is wrong",

@@ -388,6 +388,7 @@ says(
     "type=timeout severity=0 resource allocation expired",  # Flux
     "Job was aborted by",
     "eceived SIGTERM",
+    "eceived SIGINT. Gracefully aborting the training run",  # Ray Train
     "SIGTERM received",
     "caught SIGTERM",
     "ignal 15 received",

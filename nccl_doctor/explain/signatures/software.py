@@ -303,6 +303,12 @@ says(
     why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
 )
 says(
+    "crash-python",
+    "Current thread {pid:hex} (most recent call first)",
+    rows=1,
+    why="faulthandler: the Python line that the crashed thread was in follows; native code that it called crashed.",
+)
+says(
     "nccl-invalid-launch",
     "enqueue.cc:{}NCCL WARN Cuda failure {code:int} 'invalid argument'",
     "Cuda failure 'invalid argument'",

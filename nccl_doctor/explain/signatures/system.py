@@ -235,7 +235,7 @@ says(
     where=lambda groups, line: (
         # who sends it (torchrun at the end of its patience), and who will
         re.search(
-            r"closing signal|potential root causes|via Signals\.|\b(?:will|(?<!due )to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
+            r"closing signal|potential root causes|via Signals\.|\b(?:will|(?<!due )to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d|such as SIGKILL",
             line,
         )
         is None

@@ -830,6 +830,7 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "Trial 3 was marked as failed",
         "Unable to shutdown process 81 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
         "slurmstepd: will send SIGKILL in 30 s",
+        "To end it at once, you can send a different signal, such as SIGKILL.",
         "mount.nfs: trying text-based options 'vers=4.2,addr=10.0.0.9'",
         "throttle reasons: 0x0000000000000001 (gpu_idle)",
     ],
