@@ -40,10 +40,10 @@ def _cgroup_places(process: str = "self") -> Dict[str, List[str]]:
 
 
 def _tightest(chain: List[str], limit: str, usage: str) -> Tuple[Optional[int], Optional[int], int, str]:
-    """Of the limits on the way up the one that leaves least: limit, what is used of it, what of that is cache, and where.
+    """The limit that leaves least room, of this group and those above it: limit, use, cache within the use, and directory.
 
-    Not the smallest one: a larger limit further up is shared with others. Cache gives way, so what it takes is left. Where
-    the use is not readable nothing may be left: None is told of it. None for all where every level is unlimited.
+    It need not be the smallest: a larger limit further up is shared with others. Cache counts as free: the kernel gives it
+    up. A use that is not readable is None, and then nothing may be left. Without any limit, limit and use are None.
     """
     found = []
     for place in chain:
@@ -94,7 +94,7 @@ def oom_file_of(pid: int) -> str:
 
 
 def _oom_file(group: str, v2: bool) -> str:
-    """It counts in this group and below; those above it count whatever died in any job since boot."""
+    """The file of the group itself, which counts kills in it and below; a group above counts those of any job since boot."""
     return group + ("/memory.events" if v2 else "/memory.oom_control")
 
 

@@ -43,7 +43,7 @@ def adopt_orphans() -> bool:
 
 
 def outlive_parent() -> None:
-    """Take back a ``PR_SET_PDEATHSIG`` that this process was started with: the end of its input ends an agent."""
+    """Take back a ``PR_SET_PDEATHSIG`` that this process was started with: an agent ends when its input ends."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 

@@ -54,7 +54,7 @@ def gpu_processes() -> Dict[str, Any]:
 
 
 def _read_again(waiting: List[Dict[str, Any]]) -> None:
-    """Whoever reads a disk is in state D for a moment: only who is in it all the time, and spends no CPU time, is stuck."""
+    """Look again: a process that reads a disk is in state D for a moment; one that stays in it and uses no CPU is stuck."""
     before = {process["pid"]: _state_and_ticks(process["pid"]) for process in waiting}
     for _ in range(STUCK_READINGS if waiting else 0):
         time.sleep(STUCK_INTERVAL_S)

@@ -126,7 +126,7 @@ def _look_at_job(run: Run, options: job.JobOptions, host: str, session: Session)
 
 
 def _read_links_again(run: Run) -> None:
-    """The second reading of how often each link went down; a host that is silent now keeps the one it gave before."""
+    """Read a second time how often each link went down; a host that is silent now keeps its first reading."""
     if "interfaces" not in run.options.plan.stages:
         return
 

@@ -76,7 +76,7 @@ class Mesh:
         run.progress.end("host facts")
 
     def _release_master_port(self) -> None:
-        """Nobody connects to it any more, and another run beside this one waits for it."""
+        """Stop listening on the master port: nobody connects to it any more, and another run may wait for it."""
         if self.master:
             session = self.run.sessions[self.master]
             session.probe("release", {"port": self.plan.master_port}, self.run.left(5.0))
@@ -154,7 +154,7 @@ class Mesh:
         self.run.each(sweep, {host: self.run.sessions[host] for host in first if targets[host]})
 
     def _keep_more(self, host: str, more: ProbeResult) -> None:
-        """Add to a host's links. Where they could not be measured, nothing of it has passed."""
+        """Add to a host's links. If these could not be measured, all links of the host count as not measured."""
         if more.outcome is Outcome.OK:
             before = self.run.results[host][Links.PROBE].data
             more = msgspec.structs.replace(more, data=mesh_plan.merged(before, more.data["links"], CONNECTS))
@@ -223,7 +223,7 @@ class Mesh:
         return bool(targets)
 
     def _time_again(self, links: Mapping[str, Links]) -> None:
-        """A second and third time for the transfers that look slow (see :data:`mesh_plan.DOUBT_SHARES`)."""
+        """Measure the transfers that look slow a second and a third time (see :data:`mesh_plan.DOUBT_SHARES`)."""
         for share, alone in mesh_plan.DOUBT_SHARES:
             tried: Counter[Pair] = Counter()
             # Asked anew each time: where one comes out faster, others look slow beside it.

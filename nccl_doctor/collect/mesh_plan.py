@@ -33,9 +33,9 @@ class Listeners(msgspec.Struct, frozen=True):
 
 
 def doubtful(measured: Mapping[str, Throughput], share: float) -> list[Pair]:
-    """The pairs whose transfer reached less than this share of what the best eighth of all did, in order.
+    """The pairs whose transfer reached less than this share of the rate of the best eighth, in order.
 
-    As the rule counts it: no more than :data:`ONE_STREAM`.
+    As in the rule, that rate counts as :data:`ONE_STREAM` at most.
     """
     rates = {(host, flow.peer): flow.rate for host, fact in measured.items() for flow in fact.flows if flow.seconds > 0}
     if not rates:
@@ -79,7 +79,7 @@ def port_count(hosts: int) -> int:
 
 
 def _at_first(ports: Sequence[int]) -> Sequence[int]:
-    """Those that are tried at first, as far apart as all of them allow."""
+    """The ports that are tried first, spread over all that a host listens on."""
     return ports[:: max(1, len(ports) // PORTS)][:PORTS]
 
 

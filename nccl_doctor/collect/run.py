@@ -77,7 +77,7 @@ class Run:
         threading.Thread(target=close_all, args=(list(self.sessions.values()),), daemon=True).start()
 
     def keep(self, host: str, probe: str, result: ProbeResult) -> None:
-        """Keep a result. What comes after an interruption saw us hang up (agents end their ranks and listeners)."""
+        """Keep a result. After an interruption it counts as not run: agents end ranks and listeners when we hang up."""
         with self.lock:
             if self.interrupted:
                 self.results[host].setdefault(probe, ProbeResult(Outcome.NOT_RUN, None, INTERRUPTED))

@@ -99,9 +99,9 @@ class _Watch:
         self.over.set()
 
     def connect(self) -> None:
-        """Reach all hosts, each of which is watched from then on; and those that are lost again and again.
+        """Reach all hosts, watch each from then on, and keep trying to reach those that are lost.
 
-        All that are due at once: no jump host gets more connections than at the start.
+        All that are due are tried together, so that a jump host never gets more connections at once than at the start.
         """
         due = list(self.entries.values())
         try:
@@ -115,7 +115,7 @@ class _Watch:
                 connect_all(due, self.options.connect, self.deadline, self.connected)
 
     def connected(self, name: str, found: Session | Reach) -> None:
-        """A host was reached, or not: the first one does not wait for the last."""
+        """Watch a host as soon as it is reached, without waiting for the others; or note why it was not reached."""
         with self.lock:
             if self.over.is_set():  # whoever ends it has closed all that it knew of
                 close_all([found])

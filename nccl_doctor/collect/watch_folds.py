@@ -1,4 +1,4 @@
-"""Quantities of a host, its GPUs, interfaces and ranks over time, each folded as its samples come until it is small."""
+"""What is sampled of a host, its GPUs, interfaces and ranks over time: each sample is folded in, and none is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "
 
 
 def whole(number: float | None) -> int | None:
-    """As a whole number; None where there is none."""
+    """The number without its fraction; None stays None."""
     return None if number is None else int(number)
 
 
@@ -38,7 +38,7 @@ class Running:
         self.last: float | None = None
 
     def add(self, value: float | None) -> None:
-        """One more; None is none."""
+        """Count one more value; None is left out."""
         if value is None:
             return
         self._low = min(self._low, value) if self.samples else value
@@ -46,7 +46,7 @@ class Running:
         self.samples, self._total, self.last = self.samples + 1, self._total + value, value
 
     def level(self) -> Level | None:
-        """None where nothing was added."""
+        """Mean, least and most; None where nothing was added."""
         if not self.samples:
             return None
         return Level(self.samples, round(self._total / self.samples, 6), round(self._low, 6), round(self._high, 6))
@@ -60,7 +60,7 @@ class Cost:
         self.percent = Running()
 
     def add(self, at_s: float, cost_s: float) -> None:
-        """What it had cost at a time; less than before is another process."""
+        """Note the CPU time used until ``at_s``; less than before means that another process is counted now."""
         if self._last and at_s > self._last[0] and cost_s >= self._last[1]:
             self.percent.add(100 * (cost_s - self._last[1]) / (at_s - self._last[0]))
         self._last = at_s, cost_s
@@ -107,7 +107,7 @@ class Rises:
         return rise
 
     def forget(self, here: Container[str]) -> None:
-        """Those that are not here any more and never rose."""
+        """Drop the counters that are not ``here`` any more and never rose."""
         for name in [name for name, rise in self.sums.items() if not rise and name not in here]:
             del self.sums[name], self._last[name]
 
@@ -120,14 +120,14 @@ class Silence(Generic[G]):
         self._over: deque[G] = deque(maxlen=GAPS)
 
     def begin(self, gap: G) -> bool:
-        """It goes on from ``gap.from_s``. Whether that is new."""
+        """Begin a silence, unless one goes on already; True if it is new."""
         if self.now is not None:
             return False
         self.now = gap
         return True
 
     def end(self, now_s: float) -> str:
-        """How long it lasted, in words; empty where there was none."""
+        """End the silence that goes on, and say in words how long it lasted; empty where there was none."""
         if self.now is None:
             return ""
         gap, self.now = self.now, None
@@ -228,7 +228,7 @@ class NicFold:
         self._last: tuple[float, float, float] | None = None
 
     def miss(self, gone: Whereabouts | None, now_s: float) -> Iterator[tuple[str, str]]:
-        """It is not there (any more); ``gone``: what became of it, where that is told."""
+        """Note that it is not there (any more); ``gone`` says what became of it, where that is known."""
         self.gone = gone or self.gone
         from_s = round(now_s if self.seen_s is None else self.seen_s, 1)
         if self.silence.begin(Gap(from_s, from_s, "not in /sys")):

@@ -93,7 +93,7 @@ class HostSeries:
         return [self.event(now_s, *what) for what in happened]
 
     def lose_gpus(self, now_s: float, why: str, nvml: Witness | None) -> list[Event]:
-        """No sample of GPUs comes (any more). What NVML said, where it was asked, is told once."""
+        """Note that no sample of GPUs comes (any more). What NVML said of it, where it was asked, is told once."""
         for gpu in self.gpus.values():
             gpu.now = None
         from_s = round(self._since_s(self.gpus_seen_s), 1)
@@ -105,7 +105,7 @@ class HostSeries:
         return [self.event(now_s, "gpus", f"no samples of GPUs: {why}")] if new and nvml else []
 
     def take(self, told: Any, now_s: float) -> list[Event]:
-        """A sample of the rest of the host, as it came. Of one that cannot be read nothing counts but that it came."""
+        """Take a sample of the rest of the host, as it came. One that cannot be read proves only that the host answers."""
         try:
             happened = list(self._taken(msgspec.convert(told, HostSample, str_keys=True), now_s))
             self.samples += 1
@@ -123,7 +123,7 @@ class HostSeries:
         return (self.began_s or 0.0) if seen_s is None else seen_s
 
     def _watch_time(self, at_s: float, now_s: float) -> float:
-        """When a sample was taken: what a broken line held back comes all at once, and was taken long before."""
+        """When a sample was taken. After a broken line, samples of long before come all at once."""
         behind_s = now_s - at_s
         if self.clock:
             behind_s = min(behind_s, self.clock[1] + DRIFT * (at_s - self.clock[0]))
@@ -196,7 +196,7 @@ class HostSeries:
             yield "kernel", f"and {len(lines) - LINES_TOLD} more lines of the kernel log"
 
     def fall_silent(self, now_s: float, why: str) -> Event | None:
-        """No sample comes any more; None where that is known."""
+        """Note that no sample comes any more; None where that was noted before."""
         from_s = round(self._since_s(self.seen_s), 1)
         return self.event(now_s, "silent", why) if self.silence.begin(Gap(from_s, from_s, why)) else None
 
@@ -251,7 +251,7 @@ def _result(fact: Fact) -> ProbeResult:
 
 
 def _ended(ranks: Sequence[Process]) -> str:
-    """In one line: a job that ends does so with all ranks of a host."""
+    """In one line, which ranks of the host have ended: when a job ends, all of them do."""
     numbers = [rank.environment.get("RANK", "") for rank in ranks]
     which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
     if len(ranks) == 1:

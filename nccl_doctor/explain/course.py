@@ -57,6 +57,8 @@ _RETRIES = frozenset(
         "serving-watchdog",
         "grpc-unavailable",
         "server-awaited",
+        "inference-server-awaited",
+        "build-lock",
         "horovod-stall",
         "torchft-goes-on",
         "torchft-waits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import msgspec
 
@@ -58,8 +59,9 @@ class Exceptions:
                 continue
             if (
                 _WRAPPED.search(item.message[:400])
-                or (item.message.endswith(":") and any(_WRAPPED.search(hit.text) for hit in item.more))
+                or (item.message.endswith(":") and any(self._tells(hit) for hit in item.more))
                 or self._passes_on(item)
+                or self._restated(item)
                 or self._only_logged(item)
                 or self._waited_for_worker(item)
             ):
@@ -67,13 +69,31 @@ class Exceptions:
             kept.append(msgspec.structs.replace(item, hit=self._logs.ranked(item.hit)))
         return kept
 
+    def _tells(self, hit: Hit) -> bool:
+        """Whether a further line of an exception's message is others' report, or a message that a signature knows."""
+        return _WRAPPED.search(hit.text) is not None or place(hit) in self._meant
+
+    @functools.cached_property
+    def _meant(self) -> set[tuple[str, int]]:
+        """File and line of the messages that point to a cause."""
+        logs = self._logs
+        return {place(hit) for one in logs.seen(Role.CAUSE, Role.SYMPTOM) if one.cause for hit in logs.hits(one.name)}
+
     def _passes_on(self, item: Traceback) -> bool:
         """Whether torch's distributed checkpoint, which raises on every rank what some raised, tells theirs behind it."""
+        return item.type.endswith("CheckpointException") and any(self._behind(item))
+
+    def _restated(self, item: Traceback) -> bool:
+        """Whether a launcher raised it in its own code, and then, in words that a signature knows, what it means."""
+        of_launcher = bool(item.frames) and all(map(_LAUNCHERS_FILE.search, item.frames))
+        return of_launcher and any(map(self.is_known, self._behind(item)))
+
+    def _behind(self, item: Traceback) -> Iterator[Traceback]:
+        """The tracebacks that begin just behind this one."""
         later = range(item.hit.line + 1, item.hit.line + _BEHIND)
-        return item.type.endswith("CheckpointException") and any(
-            other.type and other.hit.file == item.hit.file and other.first_line in later
-            for other in self._logs.summary.tracebacks
-        )
+        for other in self._logs.summary.tracebacks:
+            if other.type and other.hit.file == item.hit.file and other.first_line in later:
+                yield other
 
     def _waited_for_worker(self, item: Traceback) -> bool:
         """Whether a serving engine waited for a worker in vain: the link of the chain that says so is another one."""

@@ -23,7 +23,7 @@ TOPICS: dict[str, str] = {
     "gpu.mig": r"\bmig\b",
     "gpu.thermal-power": r"therm|throttl|slowdown|temperature|power (?:brake|cap|limit|supply)|\bpsu\b|\bpdu\b|degrees c|capping",
     "gpu.p2p": r"\bp2p\b|peer.to.peer|peer access|\bipc\b|\bacs\b|iommu",
-    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx (?:jit|version|was)|unsupported ptx|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+ (?:is|was)|compute capability|\bhip\b|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
+    "gpu.driver": r"nvidia driver|driver version|kernel image|\bptx (?:jit|version|was)|unsupported ptx|nvml|cuda version|firmware image|gsp_\w+\.bin|\bnvrm\b|\bsm_\d+ (?:is|was)|compute capability|\bhip\b(?!,)|rocm|\[nvidia\w*\]|nvidia_uvm|amdgpu|\bkfd\b",
     "gpu.oom": r"out of memory|cudamalloc",
     "gpu.illegal-access": r"illegal memory|device-side|launch failure",
     "gpu.not-visible": r"device ordinal|no cuda|visible devices|no gpu|cuda_visible",
@@ -42,7 +42,7 @@ TOPICS: dict[str, str] = {
     "net.wrong-interface": r"interface|ifname|docker0|virbr|172\.17\.",
     "net.firewall": r"firewall|iptables|nftables|security group|networkpolicy|no route to host|port \d+ .*(?:blocked|filtered)|connection timed out|policy denied",
     "net.port-in-use": r"(?:address|port|socket)\b.*in use|eaddrinuse|\bbind\b(?! (?:source|mount|point|director))|listen\b.{0,60}\bfail|specified port",
-    "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs",
+    "net.master-unreachable": r"master|rdzv_endpoint|coordinator|head node|gcs(?!_\w+\.cc:)",
     "net.slow": r"gb/s|gbps|bandwidth|\bslow|throughput|negotiated|downgraded",
     "launch.rdzv": r"rendezvous|rdzv|etcd|run_id",
     "launch.world-size": r"(?-i:(?!WORLD_))world.?size|nnodes|node_rank|nproc|clients joined|ranks joined|num_workers_joined",
@@ -55,7 +55,7 @@ TOPICS: dict[str, str] = {
     "sys.disk-full": r"no space|disk full|quota",
     "sys.container": r"container(?!\.\w)|docker|seccomp|capabilit|cgroup|namespace|(?<!/proc)/sys/(?!class)|privileged",
     "sys.clock-or-dns-or-fs": r"\bnfs|lustre|gpfs|weka|stale|filelock|file lock|\block\b|clock|(?<!/)\bfs\b(?!/)|blocked for more than|\bceph|beegfs|\bfuse\b|s3fs|\bvfs\b|sssd|read-only file",
-    "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|heartbeat(?!.?monitor)|kernel panic|machine check|node_fail|host error|"
+    "sys.node-failure": r"node (?:failure|fail|lost|down)|notready|(?<!send )heartbeat(?!.?monitor)|kernel panic|machine check|node_fail|host error|"
     r"node \S+ (?:is )?(?:marked )?(?:dead|down|lost)|chassis power|(?:node|host|machine|server|kernel|system)\b.{0,30}\bcrashed|retirement|lost_host|underlying hardware",
     "sw.nccl-version-mismatch": r"version (?:mismatch|differ)|different .*version|mismatched nccl",
     "sw.library-conflict": r"symbol|undefined reference|glibcxx|cxxabi|elf class|dll load|(?:open|load|find|import)\w* (?:\S+ ){0,3}(?:lib\w+\.so|librar)|shared object|libnccl\.so|glibc|ld_library_path|libcud",

@@ -248,7 +248,7 @@ def reached(bundle: Bundle) -> tuple[Host, ...]:
 
 
 def internal_error(rule: str, error: Exception, hosts: tuple[str, ...]) -> Finding:
-    """What is told of a rule that raised."""
+    """The finding about a rule that raised an exception."""
     return finding(
         "internal-error",
         Severity.WARN,

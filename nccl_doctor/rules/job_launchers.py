@@ -42,7 +42,7 @@ class Launcher(msgspec.Struct, frozen=True):
 
     @property
     def proof(self) -> list[Evidence]:
-        """Its options, and where it stands."""
+        """Its options and its place in torchrun's code, as evidence."""
         words = " ".join(f"--{name} {value}" for name, value in sorted(self.process.options.items()))
         frames = frames_of(self.process)
         return [
@@ -98,7 +98,7 @@ def _hosts(group: list[Launcher]) -> list[str]:
 
 
 def _sure(group: list[Launcher], confidence: float) -> float:
-    """Less sure while the youngest has only just been started."""
+    """The confidence, lower while the youngest torchrun has only just been started."""
     return confidence if min(launcher.process.age_s for launcher in group) > EARLY_S else min(confidence, 0.5)
 
 

@@ -87,7 +87,7 @@ def stopped_launcher(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
-    """Finding, words and the way on, of a process that does not run."""
+    """Finding id, words and fix for a process that does not run."""
     pid, kind = process.pid, looks(process)[-1].kind
     if kind == "stopped":
         return "hang.stopped", "stopped by a signal", Fix("let it go on", f"kill -CONT {pid}", host, risky=True)

@@ -152,7 +152,7 @@ def _by_frame(process: Process) -> str:
 
 
 def _answer(main: Thread | None, store_port: str) -> str:
-    """Whose answer it waits for, where its system call says that; ``store_port`` is that of the job's store."""
+    """Who has to answer what it waits for, where its system call tells; ``store_port`` is the port of the job's store."""
     if main is None or main.call not in ("recvfrom", "read", "poll"):
         return ""
     if main.file.startswith("TCP"):
@@ -187,6 +187,6 @@ def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:
 
 
 def _last_children(rank: Rank) -> list[Process]:
-    """The processes at the end of what it started: a shell between waits, too."""
+    """The processes it started that have started none themselves: a shell in between only waits for them."""
     parents = {child.parent for child in rank.children}
     return [child for child in rank.children if child.pid not in parents]

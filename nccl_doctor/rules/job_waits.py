@@ -30,7 +30,7 @@ LATE_S = 30.0  # of silence: a step may take as long
 
 
 def _so_far(job: RunningJob) -> str:
-    """For how long the job has been silent, where a step may take as long; else empty."""
+    """Words for how long the job has been silent, while that is no longer than a step may take; else empty."""
     if job.silent_s is None or job.silent_s >= LATE_S:
         return ""
     return f", for {duration(job.silent_s)} so far"

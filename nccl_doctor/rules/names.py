@@ -142,7 +142,7 @@ def _own_name(host: str, names: Names) -> Finding:
 
 
 def _is_localhost(names: Names) -> bool:
-    """No name was ever given: ``localhost``, or RHEL's ``localhost.localdomain``."""
+    """Whether nobody ever named the host: it is ``localhost``, or RHEL's ``localhost.localdomain``."""
     return names.host_name.split(".")[0] == "localhost"
 
 
@@ -160,7 +160,7 @@ def _name_of_another(host: str, names: Names) -> Finding:
 
 
 def _own_line_fix(host: str, names: Names) -> Fix:
-    """Give the name the host's address in the line quoted, where it has but one; other names (localhost) keep theirs."""
+    """A fix that gives the name its host's address in the quoted line, if the host has just one. Other names there stay."""
     what = "make the name resolve to the address its peers reach"
     words = names.own.quoted.partition("#")[0].split()
     if not names.own.line or not words or not all(map(_HOSTS_WORD.fullmatch, words)):

@@ -206,7 +206,7 @@ def _title(reach: Reach) -> str:
 
 
 def _guilty(facts: HostFacts) -> HostFacts:
-    """Whom the commands ask: the host, or in its place the jump host that was not passed."""
+    """The host at which the commands are aimed: the jump host, where the way ends there."""
     user, _, place = _jump(facts.reach).rpartition("@")
     if not place:
         return facts

@@ -64,8 +64,8 @@ def _outlived_its_rank(process: Process) -> bool:
 def _once(known: Mapping[str, Job]) -> Iterator[tuple[str, Process]]:
     """Each process once: two names of one machine, or containers that share its /proc, see the same ones.
 
-    Who shares the process's network is its host, else the first to name it. No two machines have a process of one
-    number, one start and one rank of one job.
+    It is put down to the host that shares its network namespace, else to the first that names it. Two machines never have
+    a process with the same id, start and rank of one job.
     """
     seen: dict[tuple[int, int, tuple[tuple[str, str], ...]], tuple[bool, str, Process]] = {}
     for host, fact in sorted(known.items()):

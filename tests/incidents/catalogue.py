@@ -50,6 +50,12 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident("rank-exception-caught-late", "app.rank-exception", evidence="train-00017.tar", ranks=3, per_rank=True),
     Incident("swallowed-exception", MISMATCH, ("app.rank-exception", UNEVEN, STRAGGLER), "skipping bad batch 2"),
     Incident("segfault", "sw.nccl-bug", ("app.rank-exception",), "Signal 11 (SIGSEGV)", undecidable=True),
+    Incident(
+        "segfault-below-own-line",
+        "app.rank-exception",
+        evidence="in segfault_below_own_line",
+        env={"PYTHONFAULTHANDLER": "1"},
+    ),
     Incident("nan-loss", "app.nan-or-data", ("app.rank-exception",), "loss is NaN"),
     # Ranks that call different things.
     Incident(
@@ -99,6 +105,7 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident("compiled-graphs-differ", MISMATCH, (STRAGGLER,), undecidable=True),
     # Ranks that end in ways of their own.
     Incident("exit-without-words", "app.rank-exception", ("unrelated",), "exitcode  : 3", undecidable=True),
+    Incident("rank-done-early", UNEVEN, (MISMATCH,), "Connection closed by peer", ranks=3, undecidable=True),
     Incident("prefetch-thread-died", "app.rank-exception", evidence="sample 8123 has 0 tokens", ranks=3),
     Incident("gave-up-in-words", "app.rank-exception", evidence="32064 embedding rows"),
     Incident("hook-raises", "app.rank-exception", evidence="KeyError: 'norm'"),
@@ -254,8 +261,7 @@ INCIDENTS: tuple[Incident, ...] = (
     Incident(
         "hostname-unknown",
         "net.hostname-resolution",
-        ("net.master-unreachable",),
-        "gpu-node-07.invalid",
+        evidence="gpu-node-07.invalid",
         worker="healthy",
         how="worker-only",
         env={"MASTER_ADDR": "gpu-node-07.invalid"},

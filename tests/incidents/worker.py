@@ -155,6 +155,14 @@ def segfault() -> None:
 
 
 @incident
+def segfault_below_own_line() -> None:
+    """Rank 1 calls native code that writes where nothing is, with faulthandler at work."""
+    if rank() == 1:
+        ctypes.memmove(0x10, b"frame", 5)
+    trainer.steps(2)
+
+
+@incident
 def nan_loss() -> None:
     for number in range(4):
         batch = torch.randn(8, 16) * (float("nan") if rank() == 1 and number == 2 else 1.0)
@@ -397,6 +405,16 @@ def exit_without_words() -> None:
     if rank() == 1:
         os._exit(3)
     trainer.steps(2)
+
+
+@incident
+def rank_done_early() -> None:
+    """Rank 2 leaves the loop without an error while the others still reduce gradients."""
+    say(f"world size {dist.get_world_size()}")
+    if rank() == 2:
+        say("nothing is left in this shard, leaving")
+        sys.exit(0)
+    trainer.steps(3)
 
 
 @incident

@@ -282,6 +282,7 @@ def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0
         )
         if times
     )
+    pair = {"event": "link", "first": 0, "second": 1, "size": 2 << 20, "seconds": 1e-3}
     names = ("gpu01", "gpu02")
     hosts = tuple(
         HostFacts(
@@ -295,7 +296,7 @@ def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0
                         "backend": "gloo",
                         "world": 2,
                         "ranks": [{"rank": rank, "finished": finished or rank == 0, "where": {"stage": "measure"}}],
-                        "events": events if rank == 0 else (),
+                        "events": (*events, pair) if rank == 0 else (),
                     },
                 )
             },

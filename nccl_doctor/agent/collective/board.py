@@ -64,9 +64,9 @@ class Board:
 
 
 def is_set(store: Any, key: str) -> bool:
-    """Whether a key is there, without waiting for it: Python got ``Store.check`` with torch 2.3 only.
+    """Whether a key is there, without waiting for it. (``Store.check`` came to Python with torch 2.3 only.)
 
-    Of a key that is not there, a comparison gives back what was expected of it.
+    Where the key is not there, ``compare_set`` returns the value that it was told to expect.
     """
     return bool(store.compare_set(key, "?", "?") != b"?")
 

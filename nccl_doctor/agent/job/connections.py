@@ -145,7 +145,7 @@ def _attribute(message: bytes, wanted: int) -> bytes:
 
 
 def opened(pid: int) -> List[str]:
-    """What a process's descriptors lead to."""
+    """The targets of a process's open file descriptors."""
     return [link("/proc/%d/fd/%s" % (pid, name)) for name in listed("/proc/%d/fd" % pid)]
 
 
@@ -155,7 +155,7 @@ def inodes_of(links: List[str]) -> Set[int]:
 
 
 def devices(links: List[str]) -> List[str]:
-    """Which kinds of devices that ranks talk through are among them: then TCP is not their only way."""
+    """The kinds of devices among them through which ranks can talk: with one of them TCP is not their only way."""
     kinds = (("gpu", "/dev/nvidia"), ("rdma", "/dev/infiniband/uverbs"))
     return [kind for kind, prefix in kinds if any(link.startswith(prefix) for link in links)]
 
@@ -192,6 +192,6 @@ def compared(pid: int, first: Dict[str, Any], second: Dict[str, Any]) -> List[Di
 
 
 def _is_quiet(entry: Dict[str, Any]) -> bool:
-    """Whether a connection has nothing to tell but that it stands."""
+    """Whether a connection is only there: nothing queued, timed out or moved."""
     full = entry["timeouts"] or entry["unsent_bytes"] or entry["unread_bytes"]
     return entry["state"] in ("ESTABLISHED", "LISTEN") and not full and not entry["moved_bytes"]

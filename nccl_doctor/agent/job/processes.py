@@ -63,9 +63,9 @@ Numbers = Dict[Tuple[int, int], Dict[str, str]]
 
 
 def find(py_spy: str, told: Optional[Numbers] = None) -> Tuple[Processes, Dict[str, Any]]:
-    """The processes that bear a rank, or launch some, with their role; and those of which too little could be read.
+    """The processes that are ranks or launchers, each with its role; and how many could not be read well enough to tell.
 
-    ``told``: who looks again and again keeps here, by process and start, what py-spy told: it is not asked a second time.
+    ``told`` keeps what py-spy said, by process and start: a caller that looks often passes it, and no process is asked twice.
     """
     found: Dict[int, Dict[str, Any]] = {}
     spawned: Dict[int, Dict[str, Any]] = {}
@@ -106,7 +106,7 @@ def bearing(mark: str) -> List[int]:
 
 
 def _spawned_numbers(py_spy: str, spawned: Dict[int, Dict[str, Any]], told: Numbers) -> Dict[int, Dict[str, str]]:
-    """The numbers of those that mp.spawn gave some; of parents that have started nobody since, py-spy is not asked."""
+    """The rank numbers that mp.spawn gave out. py-spy is asked only about parents that have started another process since."""
     keys = {pid: (pid, process["start_ticks"]) for pid, process in spawned.items()}
     new = {process["parent"] for pid, process in spawned.items() if keys[pid] not in told}
     in_order = sorted(spawned, key=lambda pid: (spawned[pid]["start_ticks"], pid))
@@ -235,7 +235,7 @@ def _give_roles(found: Dict[int, Dict[str, Any]]) -> None:
 
 
 def _starters(found: Dict[int, Dict[str, Any]]) -> Set[int]:
-    """Who has only a scheduler's number itself and started processes with a ``RANK``: accelerate, deepspeed, ..."""
+    """Processes that have no ``RANK`` of their own and started some that have: accelerate, deepspeed, ..."""
     return {
         above["pid"]
         for process in found.values()

@@ -155,7 +155,7 @@ def swapping() -> Dict[str, int]:
 
 
 def pressure() -> Dict[str, str]:
-    """The kernel's own words on what tasks have waited for in the last 10 s."""
+    """What the kernel says of how much tasks have waited for memory, input and output, and CPU (pressure-stall information)."""
     return {
         name: text.splitlines()[-1][:120]
         for name in ("memory", "io", "cpu")

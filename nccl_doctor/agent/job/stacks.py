@@ -84,7 +84,7 @@ def take(program: str, pids: Sequence[int]) -> Dict[int, Dict[str, Any]]:
 
 
 def spawned(program: str, parents: Dict[int, int]) -> Dict[int, Dict[str, str]]:
-    """Process id -> the numbers that torch's mp.spawn gave to a process and its parent: they stand in no variable.
+    """Process id -> the rank numbers that torch's mp.spawn gave: they stand in no environment variable.
 
     ``parents``: each process's, in the order of their start, which is that of their numbers: so one is known that has
     not read its own yet. Of the local variables that py-spy reads nothing else is kept than ``i`` of spawn's ``_wrap``

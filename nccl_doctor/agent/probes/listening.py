@@ -160,9 +160,9 @@ _ASK_FOR_ADDRESS = {socket.AF_INET6: (socket.IPPROTO_IPV6, 49), socket.AF_INET: 
 
 
 def _from_there(told: List[Tuple[int, int, bytes]]) -> List[Tuple[int, int, bytes]]:
-    """What sends an answer from the address that was asked, by whatever route, as TCP does; else it is any of the host's.
+    """Ancillary data that make an answer come from the address that was asked, as with TCP; else it may be any of the host's.
 
-    It is what was told of the datagram, less the interface that it came by (struct in6_pktinfo, struct in_pktinfo).
+    It is that of the datagram itself (struct in6_pktinfo, struct in_pktinfo), without the interface that it came by.
     """
     return [
         (level, kind, data[:16] + bytes(4) if level == socket.IPPROTO_IPV6 else bytes(4) + data[4:])

@@ -356,6 +356,10 @@ def missing_at_barrier(case: Case) -> Iterable[Candidate]:
     hits = case.hits("monitored-barrier")
     ranks = {int(n) for hit in hits for found in _MISSING.findall(hit.text) for n in re.findall(r"\d+", found)}
     if not ranks:
+        title = "these ranks came to the barrier, and rank 0 did not answer there: its log names who was missing, or why it ended itself"
+        yield from (
+            Candidate("app.rank-exception", 0.3, title, [hit], {0}) for hit in case.hits("barrier-innocent")[:1]
+        )
         return
     own = last_words(case, ranks)
     title = f"{listed_ranks(ranks)} did not reach the barrier in time"

@@ -123,7 +123,7 @@ def network_lacks(case: Case) -> Iterable[Candidate]:
     hundred is sent again, garbled frames, an interface that tc limits or that is at its rate, answers that take milliseconds. What
     is lost is sent again after a time-out. A count alone may be old, another network's, or little enough: beside a sign that the job
     is slow, or one that NCCL's data goes that way, it decides."""
-    yield from weighed("net.slow", _network(case), lambda: held_back(case))
+    yield from weighed(case, "net.slow", _network(case), held_back)
 
 
 _PAUSES = 100_000  # frames between two looks

@@ -9,7 +9,7 @@ from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.words import gave_up
-from nccl_doctor.explain.lines import came_after, ending, place, ranks_of, speakers
+from nccl_doctor.explain.lines import came_after, ending, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.processes import failure_table
 
@@ -37,11 +37,11 @@ _PLUMBING = re.compile(r"^(?:libc|libpthread|libucs|ld-|libopen-pal|libstdc\+\+|
 # What programs are built upon, by its directory or its name: that it crashed tells nothing of whose fault it is.
 _FOUNDATION = re.compile(
     r"^/(?:usr/)?lib(?:32|64)?/|"
-    r"(?:nccl|rccl|hccl|cuda|cudnn|cublas|libnv|libhip|libhsa|ascend|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|open-rte|pmix|"
+    r"(?:nccl|rccl|hccl|cuda|cudnn|cublas|libnv|libhip|libhsa|ascend|ibverbs|mlx|libuc[a-z]\b|fabric|efa|psm|mpi|mca_|open-rte|pmix|"
     r"hcoll|sharp|torch|c10|tensorflow|jax|python|omp|mkl|blas|arrow|alloc)[^/]*$",
     re.IGNORECASE,
 )
-_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(/[^\s(]+)\([^)]*\) ?\[0x")
+_NATIVE_FRAME = re.compile(r"(?:\[ ?\d+\]|\b\d{1,3}) +(\.{0,2}/[^\s(\[]+)(?:\([^)]*\))? ?\[0x")
 
 
 @diagnosis
@@ -58,6 +58,36 @@ def crash_in_own_code(case: Case) -> Iterable[Candidate]:
             title = f"a process crashed in {name}, the program's own code"
             yield Candidate("app.rank-exception", 0.56, title, [row, *case.hits("segfault", "crash-handler")[:3]])
         return
+
+
+_PYTHON_FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen ")
+
+
+@diagnosis
+def crash_below_own_line(case: Case) -> Iterable[Candidate]:
+    """The innermost Python line of a crash is the program's own: what it called there crashed, an extension, or an operation
+    of torch that stands in the program itself."""
+    frames = [(hit, found) for hit in case.hits("crash-python-rows") if (found := _PYTHON_FRAME.search(hit.text))]
+    for hit, found in frames if case.has("crash-handler") else ():
+        path, line, function = found.groups()
+        if not _INSTALLED.search(path):
+            title = f"native code crashed that {function} had called ({shortened(path, 80)}:{line})"
+            yield Candidate("app.rank-exception", 0.56, title, [hit, *case.hits("crash-handler", "segfault")[:3]])
+            return
+
+
+@diagnosis
+def own_timer_ran_out(case: Case) -> Iterable[Candidate]:
+    """faulthandler's timer (dump_traceback_later) showed where processes stood, and the work did not go on: one that stood in
+    a line of the program itself is rather the one that others wait for than one that waits."""
+    frames = [(hit, found) for hit in case.hits("stack-timer-rows") if (found := _PYTHON_FRAME.search(hit.text))]
+    own = [(hit, found) for hit, found in frames if not _INSTALLED.search(found[1])]
+    if frames and case.hang.stacks:
+        path, line, function = (own or frames)[0][1].groups()
+        title = f"the program's own timer ran out: a process stood in {function} ({shortened(path, 80)}:{line})"
+        proof = [hit for hit, _ in own] + [hit for hit, _ in frames] + case.hits("stack-timer")[:1]
+        yield from rivals({"app.straggler-timeout": 0.46, "app.collective-mismatch": 0.4}, title, proof)
 
 
 @diagnosis
@@ -131,7 +161,8 @@ def only_consequences(case: Case) -> Iterable[Candidate]:
 
     That worker's own log would say why; an exception of the program is the likeliest.
     """
-    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed")  # a table cut before its exit codes
+    # A table cut before its exit codes; launchers that tell none.
+    signs = _WRAPPERS if case.exit_codes else (*_WRAPPERS, "torchrun-failed", "mpi-abort")
     if case.has(*signs) and not case.exceptions.ordinary and not case.has("nccl-warn", "watchdog-timeout"):
         hits = case.hits(*signs)[:4]
         said = [hit.groups["what"] for hit in case.hits("uncaught-exception") if "what" in hit.groups]

@@ -86,6 +86,7 @@ _OTHERS_SUFFER = (
     "connect-refused",
     "unique-id",
     "joined-partly",
+    "group-joined-partly",
     "deadlock-detected",
 )
 
@@ -122,7 +123,8 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
     if about:  # what the system underneath told the program, in words that no signature knows
         yield Candidate(about, judged[0][1] + 0.02, title, hits, ranks, hosts, vague=True)
     elif _raised_by_a_backend(first):
-        yield Candidate("net.plugin", _DOUBT + 0.01, title, hits, ranks, hosts, _OF_BACKEND, vague=True)
+        about = "net.master-unreachable" if _RENDEZVOUS in first.frames[-1] else "net.plugin"
+        yield Candidate(about, _DOUBT + 0.01, title, hits, ranks, hosts, _OF_BACKEND, vague=True)
         judged = [(cause, min(strength, _DOUBT), why) for cause, strength, why in judged]
     elif (judged[0][0] == "unrelated" or judged[0][1] < _SURE) and not _SETUP_TEXT.search(first.message):
         about = topics.beneath(f"{first.type}: {first.message}")
@@ -188,6 +190,7 @@ def _told_with(case: Case, first: Traceback) -> list[Traceback]:
 
 
 _CHECKS = re.compile(r"/torch/distributed/(?:distributed_c10d|device_mesh|rendezvous|_functional_collectives)\.py:")
+_RENDEZVOUS = "/torch/distributed/rendezvous.py:"  # only the store speaks there
 _TENSOR_CHECK = re.compile(r"[Tt]ensor|dtype|complex|sizes? of|scatter_dim|multiple of group_size")
 
 

@@ -206,6 +206,12 @@ _CUDA_TEXT: tuple[tuple[str, str, float, str], ...] = (
         "the operating system refused what CUDA needs to share memory (namespaces, capabilities, memory limits)",
     ),
     (r"'launch timed out|'the launch timed out", "gpu.illegal-access", 0.7, "a kernel ran into the launch time-out"),
+    (
+        r"FILE_NOT_FOUND|'file not found'|\b301\b",
+        "unrelated",
+        0.46,
+        "CUDA was to load a file of GPU code that is not there: one of a cache of compiled kernels that ranks share, usually",
+    ),
     (r"busy or unavailable", "gpu.not-visible", 0.62, "the GPU is busy (exclusive mode) or unavailable"),
 )
 
@@ -251,6 +257,8 @@ _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 _TRAIL_CODES = {"1": _CODES[0][1:], "2": _CODES[1][1:], "4": _CODES[3][1:], "6": _CODES[2][1:]}
 
 
+# What NCCL's sockets return when their communicator is aborted: others failed before.
+_OF_AN_ABORT = re.compile(r"misc/socket\.cc:\d+ -> 3\b")
 _THREAD = re.compile(r"\S+:\d+:\d+ \[\d+\]")
 
 
@@ -275,7 +283,11 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
     went_on = {
         _thread(hit): hit for hit in case.hits("channel-net", "channel-p2p", "channel-shm", "nccl-init-complete")
     }
-    lasting = (hit for hit in case.hits("nccl-trail") if not _went_on_to(went_on.get(_thread(hit)), hit))
+    lasting = (
+        hit
+        for hit in case.hits("nccl-trail")
+        if not (_went_on_to(went_on.get(_thread(hit)), hit) or _OF_AN_ABORT.search(hit.text))
+    )
     for hit in itertools.islice(lasting, 1):
         phrase, causes = _TRAIL_CODES.get(hit.groups["code"], ("", ()))
         yield from rivals(falling(causes, 0.3, 0.02), phrase, [hit], ranks_of([hit]))

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, network_of, several_hosts
 from nccl_doctor.explain.lines import ranks_of, speakers
+from nccl_doctor.facts.fold import few
 
 # A connection that was read from, or that a store answered on, had been reached: its address is not the trouble.
 _ESTABLISHED = re.compile(r"Read error|Write error|Connection closed by peer|SocketImpl\(")
@@ -98,6 +99,23 @@ def gloo_connect_without_address(case: Case) -> Iterable[Candidate]:
     else:
         title = "Gloo's peers advertise addresses that the others cannot reach (names resolving to loopback?)"
         yield Candidate("net.hostname-resolution", 0.56, title, hits[:6])
+
+
+@diagnosis
+def one_rank_was_done(case: Case) -> Iterable[Candidate]:
+    """torchrun's table lists ranks that lost a connection, and not a rank that spoke in the same log: that one had ended with
+    code 0 when the others still communicated. It had less data, or left the loop by a way of its own."""
+    listed = {int(hit.groups["rank"]) for hit in case.hits("torchrun-rank")}
+    done = set(case.summary.ranks) - listed
+    lost = case.hits("gloo-closed")
+    complete = listed | done == set(range(case.world))
+    raised = {item.hit.rank for item in case.summary.tracebacks}  # perhaps of a node whose table is not in the log
+    if done and len(done) < len(listed) and complete and lost and not (case.exceptions.ordinary or done & raised):
+        who = f"rank{'s' * (len(done) > 1)} {few(sorted(done))}"
+        title = f"{who} had ended without an error while the others still communicated"
+        last = [said for rank in done if (said := case.summary.last_of_rank.get(rank))]
+        strengths = {"app.uneven-inputs": 0.46, "app.collective-mismatch": 0.43}
+        yield from rivals(strengths, title, [*last, *lost[:2], *case.hits("torchrun-rank")[:2]], done)
 
 
 @diagnosis

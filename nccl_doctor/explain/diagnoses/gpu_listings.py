@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.diagnoses.speed import too_slow
+from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
 from nccl_doctor.explain.diagnoses.tables import cells, tables
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
@@ -31,7 +31,6 @@ class GpuRow(msgspec.Struct):
     """One GPU at one moment. A number that the listing does not tell is 0, or None where 0 is one."""
 
     hit: Hit
-    host: str
     name: str = NAMELESS
     busy: bool = True  # whether it has work to do
     fixed: bool = False  # a setting holds the clock
@@ -43,6 +42,11 @@ class GpuRow(msgspec.Struct):
     cap: float = 0.0  # W that it may draw
     made_for: float = 0.0  # W that its board may draw unless somebody says otherwise
     heat: float = 0.0  # dmon's tviol: a percentage of time, or 1 for yes
+
+    @property
+    def host(self) -> str:
+        """Where it is, as far as its line or those around it tell."""
+        return self.hit.host
 
 
 # Field of a row -> names of its column, in dmon's, dcgmi's and nvidia-smi's headings.
@@ -78,11 +82,10 @@ def _split(text: str, heading: str) -> list[str]:
     return text.split(",") if "," in heading and "#Entity" not in heading else re.split(r"\s{2,}", text)
 
 
-def _row(hit: Hit, told: dict[str, float], name: str, host: str = "") -> GpuRow:
+def _row(hit: Hit, told: dict[str, float], name: str) -> GpuRow:
     load = told.get("load")
     return GpuRow(
         hit,
-        hit.host or host,
         name,
         load is None or load >= BUSY,
         load=load,
@@ -109,7 +112,7 @@ def _asked(heading: Hit, lines: list[Hit]) -> Iterable[GpuRow]:
         for (name, cell), (field, column) in itertools.product(by_name.items(), _COLUMNS.items()):
             if column.match(name) and (found := _CELL.fullmatch(cell)):
                 told.setdefault(field, float(found[1]))
-        row = _row(hit, told, _name(by_name), host)
+        row = _row(hit if hit.host else msgspec.structs.replace(hit, host=host), told, _name(by_name))
         masks = [int(cell, 16) for name, cell in by_name.items() if _REASONS.match(name) and _MASK.fullmatch(cell)]
         row.fixed = bool(masks and masks[0] & _SET_REASON)
         if row.load is None:
@@ -168,8 +171,7 @@ def _working(case: Case) -> list[GpuRow]:
     return [row for row in gpu_rows(case) if row.busy]
 
 
-@diagnosis
-def slower_clock(case: Case) -> Iterable[Candidate]:
+def _slower_clock(case: Case) -> Iterator[Lack]:
     """nvidia-smi dmon, a query for clocks, or rocm-smi: a GPU with work to do runs at a far lower clock than its neighbours.
 
     Idle GPUs lower their clocks: only rows that show load, power near the limit, or a reason other than idleness, are compared.
@@ -184,7 +186,7 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
     if not slow:
         return
     others = [row.clock for row in rows if row not in slow and row.clock]
-    hosts = {row.host for row in slow if row.host}
+    hosts = hosts_of(row.hit for row in slow)
     if others and slow[0].clock:
         usual = statistics.median(others)
         where = f" of {min(hosts)}" if len(hosts) == 1 and len(slow) > 1 else ""
@@ -193,8 +195,7 @@ def slower_clock(case: Case) -> Iterable[Candidate]:
         title = f"{who} at {slow[0].clock:.0f} MHz under load{why}, {'others' if where else 'its neighbours'} at {usual:.0f} MHz"
     else:
         title = f"heat slows a GPU down in {slow[0].heat:.0f} % of the time"
-    proof = [*(row.hit for row in slow), *case.hits("gpu-table")[:1]]
-    yield Candidate("gpu.thermal-power", 0.82, title, proof, hosts=hosts)
+    yield Lack(title, [row.hit for row in slow], 0.82, 0.82, case.hits("gpu-table")[:1])
 
 
 _FAN_RUNS = 80.0  # degrees Celsius: a fan that rests when there is little to do has long started, and water is cooler
@@ -202,12 +203,10 @@ _HOTTER = 15.0  # degrees Celsius above its neighbours: more than its place in t
 _LITTLE_POWER = 0.6  # of what its neighbours draw at the same load
 
 
-@diagnosis
-def hotter_gpu(case: Case) -> Iterable[Candidate]:
+def _hotter(case: Case) -> Iterator[Lack]:
     """nvidia-smi: a GPU with work to do is as hot as GPUs that slow down, and its fan stands still, or it draws far less than
     its neighbours, or is far hotter than they are: the heat is its own, and holds it back."""
     rows = [row for row in _working(case) if row.temperature]
-    slow = bool(rows and too_slow(case))
     for row in rows:
         still = row.fan == 0 and row.temperature >= _FAN_RUNS
         if not still and row.temperature < HOT:
@@ -220,25 +219,22 @@ def hotter_gpu(case: Case) -> Iterable[Candidate]:
         ]
         usual = statistics.median(one.power for one in others) if others else 0.0
         little = 0 < row.power <= _LITTLE_POWER * usual
-        if not (still or little or (others and slow)):
-            continue  # warm, and does its work all the same
+        if not (still or little or others):
+            continue
         title = f"{row.name} is at {row.temperature:.0f} C" + " with its fan at 0 %" * still
         if little:
             title += f", and draws {row.power:.0f} W where its neighbours draw {usual:.0f} W"
         elif others:
             title += f", its neighbours at {statistics.median(one.temperature for one in others):.0f} C"
-        strength = 0.84 if little else 0.78 if still else 0.6
-        hits = [row.hit, *(one.hit for one in others[:3])]
-        yield Candidate("gpu.thermal-power", strength, title, hits, hosts={row.host} - {""}, slows=True)
-        return
+        alone = 0.84 if little else 0.78 if still else 0.0  # warm, it may do its work all the same
+        yield Lack(title, [row.hit], alone or 0.6, alone, [one.hit for one in others[:3]])
 
 
 _OF_A_GPU = 60  # lines that nvidia-smi -q prints of a GPU from its load to its clocks
 _SLOW_CLOCK = 0.5  # of the highest: no power limit of a sound board makes it so low
 
 
-@diagnosis
-def clock_and_heat_in_full(case: Case) -> Iterable[Candidate]:
+def _in_full(case: Case) -> Iterator[Lack]:
     """nvidia-smi -q: a GPU is as hot as GPUs that slow down (its own limit stands beside), or busy all the time at less than half
     of its highest clock."""
     hits = case.hits("asked-in-full")
@@ -249,46 +245,42 @@ def clock_and_heat_in_full(case: Case) -> Iterable[Candidate]:
             limit = next((one for one in near if "slowdown" in one.groups), None)
             if limit and int(told["now"]) >= int(limit.groups["slowdown"]):
                 title = f"a GPU is at {told['now']} C, and slows down from {limit.groups['slowdown']} C on"
-                yield Candidate("gpu.thermal-power", 0.78, title, [hit, limit], hosts=hosts_of([hit]), slows=True)
+                yield Lack(title, [hit, limit], 0.78, 0.78)
         elif "margin" in told and int(told["margin"]) <= 0:
             title = f"a GPU is as hot as GPUs that slow down ({told['margin']} C are left)"
-            yield Candidate("gpu.thermal-power", 0.7, title, [hit], hosts=hosts_of([hit]), slows=True)
+            yield Lack(title, [hit], 0.7, 0.7)
         elif "mhz" in told and "mhz" in below_it and 0 < int(told["mhz"]) <= _SLOW_CLOCK * int(below_it["mhz"]):
             busy = [one for one in hits if "load" in one.groups and 0 < hit.line - one.line <= _OF_A_GPU]
             if busy and float(busy[-1].groups["load"]) >= ALWAYS_BUSY:
                 title = f"a GPU that is busy all the time runs at {told['mhz']} MHz, and could at {below_it['mhz']} MHz"
-                proof = [hit, after, busy[-1]]
-                yield Candidate("gpu.thermal-power", 0.66, title, proof, hosts=hosts_of([hit]), slows=True)
+                yield Lack(title, [hit, after, busy[-1]], 0.66, 0.66)
 
 
 _AT_ITS_CAP = 0.9  # of what it may draw
 _LOWERED = 0.75  # of what others may draw, or the board is made for: no difference between boards of one model
 
 
-@diagnosis
-def lowered_power_limit(case: Case) -> Iterable[Candidate]:
+def _lowered_limit(case: Case) -> Iterator[Lack]:
     """nvidia-smi: a GPU draws all that it may, and its power limit is far below that of its neighbours of the same model; or far
-    below its board's own, and the job is too slow. Without a complaint a low limit of all GPUs is a choice."""
-    rows, slow = _working(case), too_slow(case)
+    below its board's own. Without a complaint a low limit of all GPUs is a choice."""
+    rows = _working(case)
     full = [row for row in rows if row.power >= _AT_ITS_CAP * row.cap > 0]
     models = {hit.groups["model"].partition(" ")[0] for hit in case.hits("gpu-model")}
     most = max((row.cap for row in rows), default=0.0) if len(models) == 1 else 0.0
     neighbours = [row.hit for row in rows if row.cap == most][:2]
-    held = [(row.cap, most, "its neighbours may draw", [row.hit, *neighbours]) for row in full]
-    if slow:
-        board = "its board is made for"
-        held += [(row.cap, row.made_for, board, [row.hit, *slow]) for row in full]
-        limits = case.hits("power-limits") if case.has("power-capped") else []
-        defaults = [hit for hit in limits if "Default" in hit.text]
-        now = [hit for hit in limits if hit not in defaults]
-        for pair in zip(now, defaults, strict=False):
-            limit, default = (float(hit.groups["watts"]) for hit in pair)
-            held.append((limit, default, board, [*pair, *case.hits("power-capped")[:1], *slow]))
-    for cap, usual, words, proof in held:
-        if cap < _LOWERED * usual:
-            title = f"a GPU is held at {cap:.0f} W by its power limit, {words} {usual:.0f} W"
-            yield Candidate("gpu.thermal-power", 0.72, title, proof, hosts=hosts_of(proof[:1]))
-            return
+    title = "a GPU is held at {:.0f} W by its power limit, {} {:.0f} W"
+    for row in full:
+        if row.cap < _LOWERED * most:
+            yield Lack(title.format(row.cap, "its neighbours may draw", most), [row.hit], 0.72, 0.72, neighbours)
+        if row.cap < _LOWERED * row.made_for:
+            yield Lack(title.format(row.cap, "its board is made for", row.made_for), [row.hit], 0.72)
+    limits = case.hits("power-limits") if case.has("power-capped") else []
+    defaults = [hit for hit in limits if "Default" in hit.text]
+    for now, default in zip([hit for hit in limits if hit not in defaults], defaults, strict=False):
+        held, usual = (float(hit.groups["watts"]) for hit in (now, default))
+        if held < _LOWERED * usual:
+            told = title.format(held, "its board is made for", usual)
+            yield Lack(told, [now, default], 0.72, more=case.hits("power-capped")[:1])
 
 
 _HARD_REASON = re.compile(r"(?:throttle|event)_reasons\.(?:hw_|sw_thermal)")
@@ -303,15 +295,25 @@ def _slowed(head: Hit, row: Hit) -> bool:
     return row.file == head.file and row.line > head.line
 
 
-@diagnosis
-def throttle_table(case: Case) -> Iterable[Candidate]:
+def _throttled(case: Case) -> Iterator[Lack]:
     """nvidia-smi was asked for hardware or thermal slowdown in CSV, and a row says Active."""
     headings = [hit for hit in case.hits("dcgm-throttle") if _HARD_REASON.search(hit.text)]
-    rows = case.hits("throttle-column")
-    below = [row for row in rows if any(_slowed(head, row) for head in headings)]
-    if below:
-        title = "a GPU is slowed down by heat or power"
-        yield Candidate("gpu.thermal-power", 0.74, title, [*below[:6], *headings[:2]], hosts=hosts_of(below))
+    rows = [row for row in case.hits("throttle-column") if any(_slowed(head, row) for head in headings)]
+    if rows:
+        yield Lack("a GPU is slowed down by heat or power", rows[:6], 0.74, 0.74, headings[:2])
+
+
+_HELD_BACK_BY = (_slower_clock, _hotter, _in_full, _lowered_limit, _throttled)
+
+
+@diagnosis
+def gpu_is_held_back(case: Case) -> Iterable[Candidate]:
+    """A GPU with work to do runs at a far lower clock than its neighbours, or than it could; it is as hot as GPUs that slow down, by
+    itself (its fan stands still, it draws little, or its neighbours are cooler); or it draws all that a power limit far below the
+    others', or its board's own, leaves it. A GPU that is merely warm, and a limit that all have, count beside a sign that the job is
+    slow only."""
+    lacks = itertools.chain.from_iterable(source(case) for source in _HELD_BACK_BY)
+    yield from weighed(case, "gpu.thermal-power", lacks, too_slow)
 
 
 _HARD_SLOWDOWN = 0xE8  # of the bit mask of clock event reasons: hardware, heat, power brake; a power cap is none

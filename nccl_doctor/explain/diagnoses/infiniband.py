@@ -166,7 +166,8 @@ def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
     state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
     hits = case.hits("verbs-abi")
     if hits:
-        title = f"the verbs library here does not fit the kernel driver of the adapters ({hits[0].groups['driver']})"
+        driver = next((hit.groups["driver"] for hit in hits if "driver" in hit.groups), "")
+        title = "the verbs library here does not fit the kernel driver of the adapters" + f" ({driver})" * bool(driver)
         page = "ib.device-not-found.driver-failed"
         yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), page=page, final=True)
 

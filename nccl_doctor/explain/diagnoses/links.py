@@ -225,7 +225,7 @@ def links_below_their_kind(case: Case) -> Iterable[Candidate]:
     than itself could have (a riser, a wrong slot, a bad contact); more bits are wrong than on any good link. What a GPU gives up at
     rest, and counters, which may be old, count beside a sign that the job is slow only."""
     lacks = itertools.chain.from_iterable(source(case) for source in _OF_LINKS)
-    yield from weighed("net.slow", lacks, lambda: held_back(case))
+    yield from weighed(case, "net.slow", lacks, held_back)
 
 
 _COLLAPSED = 3.0  # times lower than its best: larger messages are never slower by much on a sound fabric

@@ -90,7 +90,7 @@ def storage_is_slow(case: Case) -> Iterable[Candidate]:
     file system takes a tenth of a second and more (nfsiostat), a disk is busy all the time. Which one, iostat -x, nfsiostat and the
     server's own counters tell. Reads that are slow (dd, fio), or a slow clock of the kernel, count beside a sign that the job is
     slow only."""
-    yield from weighed(_FILES, _storage(case), lambda: _held_up(case))
+    yield from weighed(case, _FILES, _storage(case), _held_up)
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?$")
@@ -149,7 +149,7 @@ def memory_is_short(case: Case) -> Iterable[Candidate]:
     """A host's memory is used up: all its tasks wait for it (PSI), next to nothing can be had and the swap is full as well (free,
     top), the kernel's search for memory keeps a core busy, or what is read back from swap is as much as what is written to it
     (vmstat). What a program touches next must be read back first."""
-    yield from weighed("sys.host-oom", _memory(case), lambda: _held_up(case))
+    yield from weighed(case, "sys.host-oom", _memory(case), _held_up)
 
 
 _STOLEN = 20.0  # percent of the cores' time
@@ -181,7 +181,7 @@ def cores_are_short(case: Case) -> Iterable[Candidate]:
     """A host's or a container's processes wait for cores: in most periods their quota was used up and they stood still for the rest
     (cpu.stat), the hypervisor gives the time to other virtual machines (top), some task always waits for a core (PSI). That no core
     is ever idle counts beside a sign that the job is slow only."""
-    yield from weighed(_CPUS, _cores(case), lambda: _held_up(case), page=_CPU_PAGE)
+    yield from weighed(case, _CPUS, _cores(case), _held_up, page=_CPU_PAGE)
 
 
 @diagnosis

@@ -39,6 +39,17 @@ _NO_HOST = re.compile(r"[@/\s,]|^[^:]+:\d*$")
 
 
 @diagnosis
+def ray_train_without_workers(case: Case) -> Iterable[Candidate]:
+    """Ray Train asked for its workers and never said that they run: what they ask for is not free, or no node has it. Where
+    nobody interrupted it, it may still be starting them."""
+    waiting = [hit for hit in case.lasts("ray-train-workers") if "resources" in hit.groups]
+    if waiting and not case.has("progress"):
+        workers, resources = waiting[0].groups["workers"], waiting[0].groups["resources"][:80]
+        title = f"Ray Train started none of its {workers} workers, for which it asked {resources}"
+        yield Candidate("launch.world-size", 0.62 if case.has("cancelled") else 0.5, title, waiting)
+
+
+@diagnosis
 def name_of_the_master(case: Case) -> Iterable[Candidate]:
     """The resolver knows no address for the master's name, or what was given as its name cannot be one.
 
@@ -47,7 +58,8 @@ def name_of_the_master(case: Case) -> Iterable[Candidate]:
     (AI_V4MAPPED), but older releases went on to IPv4. Where some address was tried, there was one.
     """
     unknown = [hit for hit in case.hits("name-unresolved") if "name" in hit.groups]
-    if not unknown and case.has("master-timeout", "master-unreachable") and not case.has("master-refused"):
+    refused = [hit for hit in case.hits("master-refused") if "client socket has timed out" not in hit.text]
+    if not unknown and case.has("master-timeout", "master-unreachable") and not refused:
         unknown = case.hits("name-without-ipv6")
     for hit in sorted(unknown, key=lambda hit: _NO_HOST.search(hit.groups["name"]) is None)[:1]:
         name = hit.groups["name"][:80]
@@ -122,8 +134,9 @@ def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
         title = f"torchrun started its workers again, and the store counts {joined} for {world}: what ended the first attempt is the cause"
         yield Candidate("app.rank-exception", 0.46, title, [*hits, *restarted])
     else:
-        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store"
-        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits))
+        title += ": each was told a world size of its own, another job uses this port, or workers were started again on the old store (or its file)"
+        page = "launch.world-size.too-many"
+        yield Candidate("launch.world-size", 0.8, title, hits, *speakers(hits), page=page)
 
 
 @diagnosis
@@ -372,3 +385,16 @@ def one_restarted_pod(case: Case) -> Iterable[Candidate]:
         title = "a pod was restarted alone and tries to join a communicator that is gone"
         proof = [*restarted[:4], *case.hits("connect-refused", "connect-retry")[:3]]
         yield Candidate("launch.rdzv", 0.72, title, proof)
+
+
+@diagnosis
+def step_waits(case: Case) -> Iterable[Candidate]:
+    """srun waits for what other steps of its job hold, and no step is created after it: no rank has started."""
+    waits = case.hits("step-waits")
+    if waits and not any(came_after(created, waits[-1]) for created in case.hits("step-created")):
+        reason = waits[-1].groups.get("reason", "")
+        title = f"Slurm does not create the job's step: srun waits for what is not free in its own job{f' ({reason})' if reason else ''}"
+        strength = (
+            0.92 if "still disabled" in waits[-1].text else 0.6
+        )  # who waits that long is cancelled at last, by hand or by the limit
+        yield Candidate("launch.world-size", strength, title, [waits[-1], *waits[:1]], page="launch.world-size.step")

@@ -36,15 +36,18 @@ _FAR = 2.0  # times slower than it ought to be: what no noise and no other machi
 
 
 def _times_too_slow(case: Case, hit: Hit) -> float | None:
-    """How many times slower than a line says it ought to be, by its own number or else nccl-tests' average."""
+    """How many times slower than a line says it ought to be, by its own number or else by nccl-tests' average or the last step."""
     word, unit = _OUGHT.search(hit.text), _UNIT.search(hit.text)
     if word is None or unit is None:
         return None
     wanted = _WITH_UNIT.search(hit.text, word.end()) or _BARE.search(hit.text[word.end() :])
     own = _OWN.search(hit.text[: word.start()])
-    average = case.last("busbw-average") if "B/s" in unit.group() else None
-    measured = _plain(own.group(1) or own.group(2)) if own else float(average.groups["busbw"]) if average else 0.0
-    if not own and "B/s" not in unit.group():
+    if own:
+        measured = _plain(own.group(1) or own.group(2))
+    elif "B/s" in unit.group():
+        average = case.last("busbw-average")
+        measured = float(average.groups["busbw"]) if average else 0.0
+    else:
         measured = _last_step(case, unit.group(), hit)
     ought = _plain(wanted.group(1)) if wanted else 0.0
     if measured <= 0 or ought <= 0:
@@ -150,7 +153,8 @@ def too_slow(case: Case) -> list[Hit]:
 
 
 def communication_complaints(case: Case) -> list[Hit]:
-    """The lines that say that it is too slow, or that its steps are communication mostly."""
+    """The lines that say that it is too slow, or that its steps are communication mostly. That its pace fell accuses no network
+    that the job used from its start."""
     return [*complaints(case), *case.communicating[-3:]]
 
 
@@ -171,11 +175,12 @@ class Lack(msgspec.Struct, frozen=True):
     more: list[Hit] = []
 
 
-def weighed(cause: str, lacks: Iterable[Lack], signs: Callable[[], list[Hit]], page: str = "") -> Iterator[Candidate]:
-    """The lack that proves most, if any proves something, with the others' lines and the signs that the job is slow, which are
-    asked for if need be."""
+def weighed(
+    case: Case, cause: str, lacks: Iterable[Lack], signs: Callable[[Case], list[Hit]], page: str = ""
+) -> Iterator[Candidate]:
+    """The lack that proves most, if any proves something, with the others' lines and the ``signs`` that the job is slow."""
     found = list(lacks)
-    told = signs() if found else []
+    told = signs(case) if found else []
     proving = [(lack.beside if told else lack.alone, lack) for lack in found]
     strength, most = max(proving, key=lambda pair: pair[0], default=(0.0, None))
     if most and strength:
@@ -221,7 +226,7 @@ def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
 
 
 _IN_WORDS_NODES = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
-_SOME_STEPS = 3
+_SOME_STEPS = 3  # the first ones are slow anywhere; on one node a single fast one is enough
 _NO_SCALING = 4.0  # times: what no exchange over a network that is made for it costs, however the model is spread
 _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
 
@@ -238,10 +243,7 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
         ]
         found = NODES_HEADING.search(head.text)
         nodes = (_IN_WORDS_NODES.get(found[1].lower()) or int(found[1])) if found else 0
-        fewest = (
-            1 if nodes == 1 else _SOME_STEPS
-        )  # the first steps are slow anywhere: one that is fast accuses the others
-        if len(paces) >= fewest:
+        if len(paces) >= (1 if nodes == 1 else _SOME_STEPS):
             runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
     alone = [run for run in runs if run[0] == 1]
     several = [run for run in runs if run[0] > 1 and alone and run[1] >= _NO_SCALING * alone[-1][1]]

@@ -101,32 +101,6 @@ def interrupted_by_hand(case: Case) -> Iterable[Candidate]:
         yield Candidate("launch.killed", strength + 0.001, title, hits, ranks_of(hits), page="launch.killed.by-hand")
 
 
-_WAITING_WATTS = (
-    80.0,
-    145.0,
-)  # A100, H100 and their like in a kernel of NCCL that waits; a T4 or L4 never draws so much
-_ALIKE = 1.3  # between the most and the least
-_SOME = 4  # GPUs
-
-
-@diagnosis
-def busy_without_work(case: Case) -> Iterable[Candidate]:
-    """nvidia-smi shows GPUs of servers busy all the time that all draw little: each waits in a kernel of NCCL, and no step was
-    told. For whom, or for what link, the GPUs do not know."""
-    hits = case.hits("busy-and-watts")
-    watts = [float(hit.groups["watts"]) for hit in hits]
-    few, many = _WAITING_WATTS
-    if (
-        len(watts) < _SOME
-        or case.has("progress")
-        or not few <= min(watts) <= max(watts) <= min(many, _ALIKE * min(watts))
-    ):
-        return
-    title = f"all GPUs are busy at {min(watts):.0f} to {max(watts):.0f} W: they wait in a collective, for whom does not show"
-    causes = ("app.straggler-timeout", "app.collective-mismatch", "ib.retry-exceeded", "sw.nccl-bug")
-    yield from rivals(falling(causes, 0.38, 0.02), title, hits[:8], vague=True)
-
-
 @diagnosis
 def experts_wait(case: Case) -> Iterable[Candidate]:
     """DeepEP's ranks wait for each other's tokens: a rank is late (compilation) or dead, or RDMA between hosts (NVSHMEM,

@@ -10,7 +10,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import complaints, times_by_name
-from nccl_doctor.explain.lines import by_file, in_order, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import by_file, in_order, later, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.slowdown import slower_steps
@@ -61,19 +61,17 @@ def compiled_step_after_step(case: Case) -> Iterable[Candidate]:
     if not hits:
         return
     told = complaints(case)
+    first, last = hits[0], hits[-1]
     steps = in_order([*case.hits("progress"), *case.tail])
     times = [(max(found), hit) for hit in steps if (found := [time for _, time in times_by_name(hit.text)])]
     usual = statistics.median(time for time, _ in times[-_SOME:]) if times else 0.0
-    first, last = hits[0], hits[-1]
-    held = [
-        hit for time, hit in times if hit.file == first.file and hit.line > first.line and time >= _COMPILED * usual
-    ]
+    held = [hit for time, hit in times if later(hit, first) and time >= _COMPILED * usual]
+    ends = set(map(place, case.tail))
     count = case.count("compiled-again")
-    lasts = any(place(hit) in set(map(place, case.tail)) for hit in case.lasts("compiled-again"))
-    if told or len(held) >= _SOME or (lasts and count > _LIMIT and 2 * count > case.count("progress")):
-        title = "torch.compile compiles anew for each new shape, step after step" + " until its limit" * (
-            "limit" in last.text
-        )
+    to_the_end = count > _LIMIT and any(place(hit) in ends for hit in case.lasts("compiled-again"))
+    if told or len(held) >= _SOME or (to_the_end and 2 * count > case.count("progress")):
+        title = "torch.compile compiles anew for each new shape, step after step"
+        title += " until its limit" * ("limit" in last.text)
         yield Candidate("app.straggler-timeout", 0.62, title, [last, first, *held[-2:], *told[:2]], slows=True)
 
 

@@ -53,6 +53,23 @@ def all_gpus_wait(case: Case) -> Iterable[Candidate]:
         yield from rivals(falling(causes, 0.42, 0.02), title, proof, slows=True)
 
 
+# W: A100, H100 and their like in a kernel of NCCL that waits; a T4 or L4 never draws so much.
+_LEAST_WATTS, _MOST_WATTS = 80.0, 145.0
+_ALIKE = 1.3  # between the most and the least
+
+
+@diagnosis
+def busy_without_work(case: Case) -> Iterable[Candidate]:
+    """nvidia-smi shows GPUs of servers busy all the time that all draw little: each waits in a kernel of NCCL, and no step was
+    told. For whom, or for what link, the GPUs do not know."""
+    hits = [] if case.has("progress") else case.hits("busy-and-watts")
+    watts = [float(hit.groups["watts"]) for hit in hits]
+    if len(watts) >= FEWEST and _LEAST_WATTS <= min(watts) <= max(watts) <= min(_MOST_WATTS, _ALIKE * min(watts)):
+        title = f"all GPUs are busy at {min(watts):.0f} to {max(watts):.0f} W: they wait in a collective, for whom does not show"
+        causes = ("app.straggler-timeout", "app.collective-mismatch", "ib.retry-exceeded", "sw.nccl-bug")
+        yield from rivals(falling(causes, 0.38, 0.02), title, hits[:8], vague=True)
+
+
 @diagnosis
 def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
     """One GPU of a host has nothing to do, and all its neighbours are busy and draw little: they wait for the rank that has it,
@@ -66,9 +83,8 @@ def one_gpu_is_waited_for(case: Case) -> Iterable[Candidate]:
             title = f"{idle[0].name} has nothing to do, and {len(others)} others are busy at {usual:.0f} W: they wait for its rank"
             proof = [idle[0].hit, *(row.hit for row in others[:3]), *told[:1]]
             causes = ("app.straggler-timeout", "app.dataloader-worker", "sys.clock-or-dns-or-fs")
-            yield from rivals(
-                falling(causes, 0.56 if told else 0.46, 0.1), title, proof, hosts={idle[0].host} - {""}, slows=True
-            )
+            strengths = falling(causes, 0.56 if told else 0.46, 0.1)
+            yield from rivals(strengths, title, proof, hosts=hosts_of([idle[0].hit]), slows=True)
 
 
 @diagnosis
@@ -83,9 +99,8 @@ def gpu_that_draws_little(case: Case) -> Iterable[Candidate]:
             title = f"{little[0].name} draws {little[0].power:.0f} W where its neighbours draw {usual:.0f} W at the same load"
             told = too_slow(case)
             proof = [*(row.hit for row in little), *(row.hit for row in others[:3]), *told[:1]]
-            hosts = {row.host for row in little} - {""}
-            yield Candidate("gpu.thermal-power", 0.56 if told else 0.46, title, proof, hosts=hosts, slows=True)
-            yield Candidate("app.straggler-timeout", 0.4, title, proof, hosts=hosts, slows=True)
+            strengths = {"gpu.thermal-power": 0.56 if told else 0.46, "app.straggler-timeout": 0.4}
+            yield from rivals(strengths, title, proof, hosts=hosts_of(row.hit for row in little), slows=True)
 
 
 class _Process(msgspec.Struct, frozen=True):

@@ -214,6 +214,7 @@ says(
     "group sizes must be identical",
     "ProcessGroupGloo::{call:word} invalid tensor",
     "ProcessGroupGloo::{call:word} requires",
+    "ProcessGroupGloo::{call:word} Incorrect",
     "ProcessGroupGloo::{call:word} unsupported",
     "ProcessGroupGloo::{call:word} can not",
     "ProcessGroupGloo::send takes a single tensor",
@@ -320,6 +321,7 @@ says(
     "loss=nan",
     "Loss scale reached",
     "FloatingPointError",
+    " NaN: True",  # a program's own check
     "contains nan",
     "contains NaN",
     "Inf detected",
@@ -438,6 +440,7 @@ says(
     "Missing argument",
     "unrecognized arguments",
     "Unrecognized options: {option}",
+    "Flags parsing error: {complaint}",  # absl
     cause="unrelated",
     strength=0.8,
     title="the command line is wrong",

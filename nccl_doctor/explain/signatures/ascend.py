@@ -60,6 +60,14 @@ says(
     why="EI0008: HCCL compares its version between ranks.",
 )
 says(
+    "hccl-package-old",
+    "his package does not support {call:word} {}, please change new package",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="CANN here is newer than the NPU's driver and firmware: they lack {call}",
+    why="HCCL loads the calls of the driver's RDMA library (hccp) by name, and this one is missing.",
+)
+says(
     "hccl-cqe",
     "EI0013",
     "EI0018",

@@ -20,7 +20,7 @@ says(
 )
 says(
     "driver-refuses-gpu",
-    "NVRM: installed in this system is not supported by",
+    "NVRM: {}installed in this system is not supported by",
     "NVRM: installed in this system requires use of",  # the open kernel modules, from Blackwell on
     "supported through the NVIDIA {release} Legacy drivers",
     cause="gpu.driver",

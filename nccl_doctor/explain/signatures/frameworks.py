@@ -161,6 +161,12 @@ says(
     why="Ray cannot place the workers (yet): too few free GPUs, or the driver's address is not one of its nodes.",
 )
 says(
+    "ray-train-workers",
+    "Attempting to start training worker group of size {workers:int} with the following resources: {resources}",
+    "Started training worker group of size {workers:int}",
+    why="Ray Train's controller asks the cluster for its workers, and tells when they run.",
+)
+says(
     "serving-watchdog",
     "Watchdog timeout (self.watchdog_timeout=",
     "Scheduler watchdog timeout",
@@ -360,6 +366,11 @@ says(
 says(
     "tensorflow-worker-restarted",
     "current incarnation doesn't match with one in the group",
+    "expects a different device incarnation",
+    "Possibly this worker {} just restarted",
+    "Possibly this worker just restarted",
+    "Possibly, this master has restarted",
+    "Perhaps the worker was restarted",
     role=Role.SYMPTOM,
     cause="net.peer-lost",
     strength=0.48,

@@ -61,6 +61,9 @@ says(
     "NVML_ERROR_GPU_IS_LOST",
     "_kgspIsHeartbeatTimedOut: ",  # drivers from 590 on, before any Xid
     "_kgspLogRpcTimeout: ",
+    "GSP RM heartbeat timed out",
+    "nvidia {pci}: Refused to change power state",
+    "nvidia {pci}: {}change power state from D3{}inaccessible",
     "GSP_RM",
     cause="gpu.fell-off-bus",
     strength=0.95,
@@ -140,6 +143,16 @@ says(
     strength=0.93,
     title="a GPU got no memory region: the BIOS or the hypervisor does not map it (Above 4G decoding, size of BARs)",
     why="One of the GPU's BARs has the size or the address 0, so the driver refuses it.",
+)
+says(
+    "bar-without-space",
+    "BAR {bar:int}: no space for [mem size 0x{size:hex} 64bit pref]",
+    "BAR {bar:int} [mem size 0x{size:hex} 64bit pref]: can't assign; no space",  # Linux 6.9 and later
+    cause="gpu.not-visible",
+    strength=0.6,
+    title="the kernel finds no address space for a device's large memory region, as GPUs have it (Above 4G decoding, the hypervisor's window)",
+    why="A region of 4 GiB or more must lie above 4 GiB: the BIOS, or the hypervisor's PCI window, leaves no room. Without it the driver refuses the GPU.",
+    where=lambda groups, line: int(groups["size"].removeprefix("0x"), 16) >= 1 << 32,
 )
 says(
     "ecc-error",

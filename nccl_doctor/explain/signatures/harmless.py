@@ -349,6 +349,12 @@ says(
     why="c10d tries IPv6 first; it falls back to IPv4.",
 )
 says(
+    "store-loop-left",
+    "[c10d] uv_loop_close failed with:{code:int} errn:EBUSY",
+    role=H,
+    why="c10d's store closes its loop of libuv while clients are still connected, which is so at the end of every job.",
+)
+says(
     "fastsocket-queues",
     "NCCL WARN Cannot get incoming CPU",
     "NCCL WARN Maximum retry reached for accept",

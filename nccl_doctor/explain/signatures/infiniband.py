@@ -14,6 +14,7 @@ _COMPLETION = (
     "Got completion from peer {peer} with {status}opcode",
     "Failed status {status:int}: wr_id {peer}",  # perftest
     "a work item failed: status {status:int}",  # MSCCL++
+    "CQ state error: {status:int}",  # UCCL
     "got bad completion with status: {status:word}, vendor syndrome: {vendor}",  # RDMA_RC_example.c, and what was made from it
 )
 
@@ -281,6 +282,16 @@ says(
     where=lambda groups, line: "Peer: 127." not in line,
 )
 says(
+    "rdma-cm-call",
+    "rdma_{call:word} failed",
+    "times ADDR_ERROR - {call}",
+    cause="ib.qp-connect",
+    strength=0.72,
+    title="the RDMA connection manager makes no connection ({call})",
+    why="perftest's -R, rping and their kin name an IP address: it has to be one of an adapter's own interface (in a pod its virtual function's), with a route over it to the peer.",
+    where=lambda groups, line: groups["call"] in ("resolve_addr", "resolve_route", "connect", "bind_addr", "aborting"),
+)
+says(
     "rdma-cm-loopback",
     "RDMA_CM_EVENT_UNREACHABLE{}Peer: 127.",
     "RDMA_CM_EVENT_ROUTE_ERROR{}Peer: 127.",
@@ -304,6 +315,7 @@ says(
     "port_module_event",
     "link status definitely down",
     "now running without any active interface",
+    "No 802.3ad response from the link partner for any adapters",
     cause="ib.port-down",
     strength=0.9,
     title="a network link went down (kernel log)",
@@ -312,6 +324,16 @@ says(
         re.search(r"mlx|bnxt|ib|eth|ens|enp|irdma|port|Link|bond|Cable", line) is not None
         and not re.search(r"veth|docker|cali|\bbr-", line)
     ),
+)
+says(
+    "broadcast-group-refused",
+    "multicast join failed for {group:word}, status {code:int}",
+    "multicast join failed for {group:word}, status -{code:int}",
+    cause="ib.port-down",
+    strength=0.62,
+    title="IPoIB cannot join its broadcast group ({group}): no IP traffic over InfiniBand (kernel log)",
+    why="The subnet manager has no such group for this partition, or its rate and MTU do not fit the port. NCCL's own traffic over verbs does not need it; its bootstrap over ib0 does.",
+    where=lambda groups, line: groups["code"] != "0" and "sendonly" not in line,
 )
 says(
     "port-state-down",
@@ -369,6 +391,14 @@ says(
     why="The GID table has no (valid) entry at this index, or changed under the job.",
 )
 says(
+    "nvshmem-gid-type",
+    "failed in ib_roce_get_version_num: ",
+    cause="ib.gid-index",
+    strength=0.62,
+    title="NVSHMEM cannot read the type of a GID: the container's GID table is not that of its namespace, or the entry is empty",
+    why="Older NVSHMEM tries every index and warns of each empty one, too: it matters where the start fails after it.",
+)
+says(
     "modify-qp",
     "Call to ibv_modify_qp failed with {code:int} {error}, on dev {dev}",
     "Call to ibv_modify_qp failed with {code:int} {error}",
@@ -385,7 +415,9 @@ says(
     why="ibv_modify_qp failed: 110 (timed out), 113/101 (no route) = the peer's GID is not reachable over this port (rails, VLAN, routing); 22 (invalid argument) = wrong GID index or subnet.",
     where=lambda groups, line: "retrying" not in line,
 )
-_SAYS_NO_REASON = re.compile(r"ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed\W*$")
+_SAYS_NO_REASON = re.compile(
+    r"(?:ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed|Couldn't allocate (?:MR|PD))\W*$"
+)
 says(
     "create-qp",
     "Call to ibv_create_qp failed",
@@ -393,6 +425,8 @@ says(
     "Call to ibv_create_ah failed",
     "Failed to create QP",
     "Couldn't create QP",
+    "Couldn't create CQ",  # perftest
+    "Couldn't create SRQ",
     "Attempted to connect incompatible devices",
     "Can't connect net devices with different link_layer",
     "is incompatible with the local",
@@ -420,11 +454,27 @@ says(
     "ibv_create_qp failed",
     "ibv_create_cq failed",
     "ibv_alloc_pd failed",
+    "ailed to create qp",  # of programs with verbs of their own
+    "ailed to create cq",
+    "ailed to create QP",
+    "ailed to create CQ",
     cause="ib.memlock",
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
     where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
+)
+says(
+    "reg-mr-again",
+    "ibv_reg_mr",
+    "ibv_exp_reg_mr",
+    "Failed to register memory",
+    cause="ib.memlock",
+    strength=0.74,
+    title="the adapter has no memory keys left for a registration (EAGAIN)",
+    why="EAGAIN, where the limit on locked memory gives ENOMEM: the adapter, or its share of a virtual function, has no more keys. Fewer or larger registrations "
+    "help (a cache of them in each of many processes uses them up).",
+    where=lambda groups, line: re.search(r"Resource temporarily unavailable|EAGAIN|errno 11\b", line) is not None,
 )
 says(
     "reg-mr-unsaid",
@@ -433,6 +483,8 @@ says(
     "ibv_create_qp failed",
     "ibv_create_cq failed",
     "ibv_alloc_pd failed",
+    "Couldn't allocate MR",  # perftest
+    "Couldn't allocate PD",
     why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
     where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
 )
@@ -502,7 +554,7 @@ says(
     why="Registration of GPU memory fails (EFAULT, EINVAL): nvidia_peermem is not loaded or was built for other drivers, or DMA-BUF is not supported.",
     where=lambda groups, line: (
         re.search(
-            r"Bad address|Invalid argument|Operation not supported|EFAULT|errno (?:14|22)|error=(?:14|22|93)|peer_?mem|"
+            r"Bad address|Invalid argument|Operation not supported|EFAULT|errno (?:14|22)|error=(?:14|22|93|95)|peer_?mem|"
             r"dmaBufSupported: 0|gdr_pin_buffer|p2p_get_pages",
             line,
         )
@@ -551,6 +603,7 @@ says(
     "no RDMA device",
     "Unable to get the list of IB devices",
     "IB device {dev} not found",
+    "Unable to find the Infiniband/RoCE device",
     "main: stat of IB device '{dev}' failed: ",
     "sys files not found (/sys/class/infiniband",
     "NET/IB : Unable to query device",
@@ -581,9 +634,20 @@ says(
     "/dev/gdrdrv",
     cause="sys.container",
     strength=0.8,
-    title="GDRCopy cannot be opened: /dev/gdrdrv is not in this container",
+    page="ib.gdr.gdrcopy",
+    title="GDRCopy cannot be opened: /dev/gdrdrv is not here (module not loaded, or not let into this container)",
     why="The gdrdrv device is missing or not permitted here.",
     where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+)
+says(
+    "gdrcopy-module",
+    "gdr_open error: Is gdrdrv driver installed and loaded?",  # GDRCopy's own tests
+    "Error: gdrcopy requires gdrdrv",
+    cause="ib.gdr",
+    page="ib.gdr.gdrcopy",
+    strength=0.86,
+    title="GDRCopy finds no gdrdrv: the module is not loaded, or its device not let into this container",
+    why="GDRCopy opens /dev/gdrdrv, which its kernel module makes.",
 )
 says(
     "qp-mtu",
@@ -629,9 +693,25 @@ says(
     ),
 )
 says(
+    "driver-container-stops",
+    "Storage modules are loaded for current driver, terminating",
+    "is used and will FAIL driver reload",
+    "Drivers inventory folder unreachable",
+    "awating DTK compilation",
+    "Failed to determine RHEL version for OCP DTK driver build",
+    "Failed to discover DKMS module from",
+    cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
+    strength=0.84,
+    title="the network operator's driver container (MOFED, DOCA-OFED) ends before it has loaded the adapters' driver",
+    why="It replaces the kernel's driver by its own, and does not where other modules (storage: UNLOAD_STORAGE_MODULES) hold the old one or it cannot be built for this kernel.",
+)
+says(
     "verbs-abi",
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
-    why="libibverbs leaves out a device whose kernel driver speaks another version than its own driver library.",
+    "query_device({driver}) returned {code:int}: Inappropriate ioctl for device",
+    "query_device: invalid comp_mask",
+    why="libibverbs, its driver library and the kernel's driver are not of one release: a device is left out, or refuses the first question.",
 )
 says(
     "psm-unit",
@@ -640,6 +720,7 @@ says(
     "PSM3 can't open nic unit",
     "PSM2 was unable to open an endpoint",
     "assign_context command failed: {error}",
+    "PSM Could not find an OPA Unit",
     cause="ib.device-not-found",
     strength=0.66,
     title="PSM, the library of Omni-Path (PSM3: of Ethernet adapters, too), cannot open an adapter",

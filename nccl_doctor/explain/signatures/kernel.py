@@ -37,6 +37,11 @@ says(
     "bnxt_en {dev}: Firmware heartbeat stopped",
     "crdump: ",
     "bnxt_re: Device is in error state",
+    "FW STALL Detected. cmdq[",  # bnxt_re
+    "QPLIB: {}timedout (",
+    "bnxt_en {dev}Error (timeout: ",
+    "mlx5_core {dev}: TX timeout detected",
+    "mlx5_core {dev}: {}Health issue observed, ",
     "irdma: abnormal ae_id",
     "efa {dev}: {}reset",
     "Failed to process command {command:word} (opcode {opcode:int}) comp_status",
@@ -92,6 +97,17 @@ says(
     title="the adapter refuses a step of a queue pair: {status} (kernel log)",
     why="mlx5 refused CREATE_QP, INIT2RTR_QP or RTR2RTS_QP: attributes that it does not support, or a GID, MTU or port that does not fit. Who asked for it also prints its own error.",
     where=lambda groups, line: not re.search(r"limits exceeded|bad system state|2(?:ERR|RST)_QP|DESTROY_QP", line),
+)
+says(
+    "qp-command",
+    "infiniband {dev:word}: Failed to create HW QP",  # bnxt_re
+    "infiniband {dev:word}: Failed to modify HW QP",
+    "infiniband {dev:word}: [Create QP Cmd Error][op_code={code:int}]",  # irdma
+    "infiniband {dev:word}: [Modify QP Cmd Error][op_code={code:int}]",
+    cause="ib.qp-connect",
+    strength=0.6,
+    title="{dev} refuses a step of a queue pair (kernel log)",
+    why="The driver could not create or connect a queue pair: its firmware refused the attributes, has none left, or does not answer (then the lines before tell of a time-out).",
 )
 says(
     "mlx5-key-command",

@@ -67,8 +67,8 @@ says(
     "the following arguments are required: --local{}rank",
     cause="launch.env-missing",
     strength=0.94,
-    title="launcher and script disagree on --local-rank: torch.distributed.launch passes it (since torch 2.0 with a hyphen), torchrun does not",
-    why="torchrun sets LOCAL_RANK in the environment instead, and launch with --use_env does so too.",
+    title="launcher and script disagree on --local-rank: torch.distributed.launch (since torch 2.0 with a hyphen) and deepspeed pass it, torchrun does not",
+    why="torchrun sets LOCAL_RANK in the environment instead; launch --use_env and deepspeed --no_local_rank do so, too.",
 )
 # What torchrun, torch.distributed.launch, accelerate and scripts of that kind call the job's shape and place
 _OF_THE_LAUNCHER = re.compile(
@@ -114,6 +114,8 @@ def _more_than_the_world(line: str) -> bool:
     return told is not None and int(told[2]) > int(told[1])
 
 
+# The first barrier of a store (named 0 or 1, by release) is that of the job itself: all ranks have passed it before a later one.
+_LATER_BARRIER = re.compile(r"store_based_barrier_key:(?:[2-9]|\d\d+)\b")
 says(
     "joined-partly",
     "Timed out after {seconds:int} seconds waiting for clients. {joined:int}/{world:int} clients joined",
@@ -126,7 +128,19 @@ says(
     strength=0.76,
     title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
-    where=lambda groups, line: not _more_than_the_world(line),
+    where=lambda groups, line: not (_more_than_the_world(line) or _LATER_BARRIER.search(line)),
+)
+says(
+    "group-joined-partly",
+    "store_based_barrier_key:{number:int} (world_size={world:int}, worker_count={joined:int}",
+    "store_based_barrier_key:{number:int} (world_size={world:int}, num_workers_joined={joined:int}",
+    role=Role.SYMPTOM,
+    cause="app.collective-mismatch",
+    strength=0.46,
+    fold="a further process group is awaited",
+    title="{joined} of {world} ranks came to make process group number {number}: new_group is for all of them, in one order",
+    why="The job had formed before: the others are late, have died, or go another way; their own lines say which.",
+    where=lambda groups, line: bool(_LATER_BARRIER.search(line)) and not _more_than_the_world(line),
 )
 says(
     "joined-too-many",
@@ -233,6 +247,7 @@ says(
     "Unable to layout tasks on given cpus",
     "Unable to satisfy cpu bind request",
     cause="launch.world-size",
+    page="launch.world-size.step",
     strength=0.7,
     title="Slurm did not create the job's step: {reason}",
     why="The step asks for more tasks, GPUs or memory than its job has, or for what other steps of it hold (--overlap, --exact).",
@@ -373,6 +388,7 @@ says(
     "type=timeout severity=0 resource allocation expired",  # Flux
     "Job was aborted by",
     "eceived SIGTERM",
+    "eceived SIGINT. Gracefully aborting the training run",  # Ray Train
     "SIGTERM received",
     "caught SIGTERM",
     "ignal 15 received",
@@ -427,6 +443,8 @@ says(
 says(
     "mpi-start",
     "was unable to reliably start one or more daemons",
+    "process starter (lsb_launch) failed to start the daemons",  # under LSF
+    "lsberrno : ({code:int}) {error}",
     "unable to start any processes",
     "Host key verification failed",
     "Permission denied (publickey",
@@ -440,7 +458,7 @@ says(
     cause="net.master-unreachable",
     strength=0.62,
     title="the launcher could not start its processes on a host",
-    why="ssh to a host failed: not reachable, not permitted, turned away (MaxStartups of sshd), or its daemon could not call back.",
+    why="ssh to a host (LSF: blaunch) failed: not reachable, not permitted, the user not known there, turned away (MaxStartups of sshd), or its daemon could not call back.",
     where=lambda groups, line: "error: kex_exchange" not in line,  # sshd's own, of anybody who hangs up
 )
 says(

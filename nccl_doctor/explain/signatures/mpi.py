@@ -26,6 +26,7 @@ says(
     "At least one of the requested hosts is not included in the current allocation",
     "Some of the requested hosts are not included in the current allocation",
     "A hostfile was provided that contains at least one node not",
+    'pbs_tmrsh: host "{host}" is not a node in job',
     cause="launch.world-size",
     page="launch.world-size.slots",
     strength=0.9,
@@ -39,6 +40,14 @@ says(
     strength=0.9,
     title="mpirun does not run as root without --allow-run-as-root",
     why="In most containers everybody is root. Nothing was started. OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it, too.",
+)
+says(
+    "mpirun-in-mpirun",
+    "does not support recursive calls of {program:word}",
+    cause="unrelated",
+    strength=0.92,
+    title="{program} was called inside of a job that {program} started: start the program itself",
+    why="A script that calls {program} must be run once, not by each process of another {program}.",
 )
 says(
     "mpirun-no-ssh",
@@ -55,6 +64,7 @@ says(
     'tried to fork a new process via the "execve" system call but',
     "No executable was specified on the {program:word} command line",
     "was unable to open the hostfile:",
+    "unable to open host file: ",  # hydra
     "detected a bad parameter in the hostfile:",
     "detected a parse error in the hostfile:",
     'was not able to find the executable "orted" in',
@@ -193,6 +203,18 @@ says(
     where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
 )
 says(
+    "mpi-nbc",
+    "NBC_Progress: an error {code:int} was found during schedule",
+    "MPI Error in NBC subrequest {request:word} : {code:int}",
+    role=Role.SYMPTOM,
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.5,
+    fold="a collective of Open MPI broke off",
+    title="a nonblocking collective of Open MPI broke off: its transport gave error {code}",
+    why="libnbc passes on what the transport below it reported (17 is MPI_ERR_INTERN); that one's own message tells more.",
+)
+says(
     "mpi-component-missing",
     "stopped checking at the first component that it did not find",
     cause="sw.library-conflict",
@@ -248,6 +270,7 @@ says(
     "MPI_INIT has failed because at least one MPI process is unreachable",
     "BTLs attempted: {names}",
     cause="net.wrong-interface",
+    page="net.plugin.transport",
     strength=0.66,
     title="MPI finds no way between two of its processes: no interface that both can use, or TCP is left out of its BTLs",
     why="Open MPI compared the addresses of both hosts. 'BTLs attempted' without tcp: --mca btl leaves it out, or btl_tcp_if_include names no interface here.",

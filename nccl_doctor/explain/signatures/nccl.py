@@ -218,9 +218,24 @@ says(
     "gdr_copy_from_mapping(handle {}failed",
     "gdr_get_info(handle {}failed",
     cause="ib.gdr",
+    page="ib.gdr.gdrcopy",
     strength=0.6,
     title="GDRCopy fails: GPU memory cannot be mapped for the CPU",
     why="The gdrdrv module does not fit the driver or the library.",
+)
+says(
+    "gdrcopy-pin",
+    'Assertion "(gdr_pin_buffer(',  # GDRCopy's own tests
+    'Assertion "(gdr_map(',
+    "gdrdrv might be too old",
+    "gdrdrv is too old",
+    "gdrdrv cannot fulfill the requested mapping type",
+    "gdr_pin_buffer failed",
+    cause="ib.gdr",
+    page="ib.gdr.gdrcopy",
+    strength=0.94,  # the test's own CUDA errors follow from it
+    title="GDRCopy cannot pin or map GPU memory: gdrdrv does not fit the library or the driver, or this GPU does not support it",
+    why="The module is of an older release than libgdrapi, was built for another GPU driver, or the GPU is none of those (data center, workstation) whose memory other devices may reach.",
 )
 says(
     "plugin-limits",

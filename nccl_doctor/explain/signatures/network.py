@@ -13,6 +13,7 @@ says(
     "client socket has timed out after {timeout} while trying to connect to [{host}]:{port:int}",
     "client socket has timed out after {timeout} while trying to connect to {host}:{port:int}",
     "connect() timed out. Original timeout was",
+    "RuntimeError: connect() timed out",  # before torch 1.5
     "TCP client failed to connect/validate to host {host}:{port:int} - timed out",
     cause="net.master-unreachable",
     strength=0.8,

@@ -276,6 +276,7 @@ says(
     "SHARP coll{}fail",
     "failed to create group{}SHARP",
     "sharpd{}rror",
+    "sharp_am[{pid:int}]: {error}",
     "SHARP job",
     "ERROR sharp_",
     "ERROR SHArP Job",
@@ -350,6 +351,27 @@ says(
         "by peer",
         "tcp_ep 0x",
     ),
+)
+_FABTESTS = "(): {file}:{line:int}, ret=-{code:int} ({error})"  # fi_pingpong's, too
+_FABRIC_CALL = re.compile(r"\bfi_\w+\(\): ")
+says(
+    "fabric-call",
+    _FABTESTS,
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.66,
+    title="a call of libfabric fails: {error}",
+    why="libfabric's own tests name the call that its provider refused. fi_getinfo with 'No data available': no provider fits what was asked for; `fi_info -p PROVIDER` shows what is there.",
+    where=lambda groups, line: groups["code"] != "12" and _FABRIC_CALL.search(line) is not None,
+)
+says(
+    "fabric-call-nomem",
+    _FABTESTS,
+    cause="ib.memlock",
+    strength=0.8,
+    title="libfabric's provider cannot allocate what an endpoint needs: locked memory, or huge pages",
+    why="ENOMEM of an endpoint or a registration is a limit of the adapter's memory (ulimit -l, vm.nr_hugepages; EFA takes huge pages), not of the host's.",
+    where=lambda groups, line: groups["code"] == "12" and _FABRIC_CALL.search(line) is not None,
 )
 says(
     "ucx-verbs",

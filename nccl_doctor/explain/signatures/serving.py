@@ -121,6 +121,25 @@ says(
     why="NOT_FOUND: the agent's metadata are gone (its process was started anew), or no backend registered the memory. MISMATCH, INVALID_PARAM: the two sides lay out their caches differently (tensor-parallel sizes, page size).",
 )
 says(
+    "inference-server-awaited",
+    "server can't be reached at {peer}",  # TRL, verifiers
+    "Inference server was not reached after",  # prime-rl
+    "Inference server is not ready after",
+    "Servers not reachable after",  # ms-swift
+    "Server did not become ready within timeout period",  # AReaL
+    "failed to become healthy within timeout period",  # verl
+    "OpenAI server failed to start within",  # OpenRLHF
+    "vLLM server health check failed with status",  # open-instruct
+    "No available workers (all circuits open or unhealthy)",  # SGLang's router
+    role=Role.SYMPTOM,
+    cause="net.master-unreachable",
+    page="net.master-unreachable.service",
+    strength=0.48,
+    fold="an inference server is awaited",
+    title="the inference server that this job asks does not answer: it still loads, has ended, or is at another address",
+    why="Its own log says which. Usual while it loads its weights; trainers give up after some minutes.",
+)
+says(
     "kv-wrong-peer",
     "Remote NIXL agent engine ID mismatch",
     cause="net.wrong-interface",

@@ -26,7 +26,31 @@ says(
     strength=0.66,
     title="Slurm could not start the job on one of its nodes",
     why="A node did not answer, or its prolog failed. slurmd's log on that node says why.",
-    where=lambda groups, line: not re.search("credential|layout tasks|cpu bind", line),
+    where=lambda groups, line: not re.search("credential|layout tasks|cpu bind|Can't find an address", line),
+)
+says(
+    "slurm-unknown-address",
+    "can't find address for host {node:word}, check slurm.conf",
+    "Can't find an address, check slurm.conf",
+    "Unable to find address for host {node:word}",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.8,
+    title="Slurm cannot resolve the name of one of the job's nodes",
+    why="The node that forwards the launch knows no address for the name: its slurm.conf, /etc/hosts or DNS lacks the node (added since, or a cloud's).",
+)
+says(
+    "step-waits",
+    "step creation temporarily disabled, retrying ({reason})",
+    "step creation still disabled, retrying ({reason})",
+    "step creation temporarily disabled, retrying",
+    "step creation still disabled, retrying",
+    why="srun waits for CPUs, GPUs or memory of its job that other steps hold. What it means, the diagnosis of the same name tells.",
+)
+says(
+    "step-created",
+    "srun: Step created for ",
+    "srun: Job step created",
+    why="srun got what it waited for.",
 )
 says(
     "step-unkillable",

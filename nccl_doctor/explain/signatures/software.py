@@ -277,6 +277,7 @@ says(
     "exit code 139",
     "exit code -11",
     "*** Process received signal ***",
+    "Signal code: Address not mapped",  # Open MPI's handler, cut above it
     "signal 11 (SIGSEGV)",
     "Segmentation fault",
     "]: segfault at {address} ip ",  # the kernel's own line
@@ -296,9 +297,16 @@ says(
 says(
     "crash-stack",
     "*** Process received signal ***",
+    "] Failing at address: ",
     "==== backtrace",
     rows=14,
     why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
+)
+says(
+    "crash-python",
+    "Current thread {pid:hex} (most recent call first)",
+    rows=1,
+    why="faulthandler: the Python line that the crashed thread was in follows; native code that it called crashed.",
 )
 says(
     "nccl-invalid-launch",
@@ -371,7 +379,8 @@ says(
         and not re.search(
             r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|"  # no part of a job's path
             r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe|"
-            r"Failed to find CUDA library",  # NCCL goes on without it
+            r"Failed to find CUDA library|"  # NCCL goes on without it
+            r"[a-z]Warning: ",  # and Python behind a warning
             line,
         )
     ),

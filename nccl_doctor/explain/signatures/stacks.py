@@ -18,6 +18,13 @@ says(
     where=lambda groups, line: "command" not in groups or _PROCESS.search(line) is not None,
 )
 says(
+    "stack-timer",
+    "Timeout ({after})!",
+    rows=2,
+    why="faulthandler.dump_traceback_later: the program's own timer ran out; the stack of this process follows.",
+    where=lambda groups, line: re.fullmatch(r"\d+:\d\d:\d\d(?:\.\d+)?", groups["after"]) is not None,
+)
+says(
     "stack-frame",
     "(torch/distributed/distributed_c10d.py:{line:int})",
     '/torch/distributed/distributed_c10d.py", line {line:int} in {function}',

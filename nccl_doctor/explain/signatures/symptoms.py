@@ -10,7 +10,7 @@ S = Role.SYMPTOM
 # A process of the job, not a helper command ("git describe: exit status 128").
 _SAYS_EXIT = re.compile(r"(?<=exited) with status")  # a shell's wording: who ended stands before it
 _ITS_PROCESS = re.compile(
-    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|\bpython|\.py\b(?!:)",
+    r"rank|work|(?<!sub)(?<!Called)process|\bpid\b|task|actor|contain|child|replica|trainer|exit ?code|\bpython|\.py\b(?!:)|\bstep \d",
     re.IGNORECASE,
 )
 
@@ -234,6 +234,7 @@ says(
     fold="connection lost (Gloo, store or socket)",
     title="connections to a peer were lost: it died, or something on the way cut them",
     why="Gloo or a socket lost a peer.",
+    where=lambda groups, line: "[c10d - debug]" not in line,  # a client of the store has left, at the end of a job, too
 )
 says(
     "proxy-failed",
@@ -308,6 +309,7 @@ says(
     "crashed with exit code {code:int}",
     "exited with exit code {code:int}",
     "exited with a non-zero status of {code:int}",  # Vertex AI, AI Platform
+    "exited with non-zero status {code:int}",
     "exit status {code:int}",
     "exited with status {code:int}",
     "Exit Code:    {code:int}",

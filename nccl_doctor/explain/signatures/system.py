@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.explain import lazy_re as re
+from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
 says(
@@ -28,6 +29,23 @@ says(
     strength=0.95,
     title="/dev/shm is too small (or full)",
     why="A shared-memory segment cannot be created or extended: containers have 64 MB of /dev/shm by default.",
+)
+says(
+    "shm-psm",
+    "PSM could not set up shared memory segment",
+    cause="sys.shm",
+    strength=0.82,
+    title="PSM (Omni-Path) cannot set up the shared memory between the processes of a host",
+    why="/dev/shm is full, or the segment of a neighbour process is not there: it has ended, runs in another container, or something cleans /dev/shm.",
+)
+says(
+    "shm-pmix",
+    "PMIX ERROR: OUT-OF-RESOURCE in file {}dstore",
+    "unable to create shared memory BTL coordinating structure",
+    cause="sys.shm",
+    strength=0.76,
+    title="Open MPI or PMIx cannot make its shared segment in the session directory",
+    why="It lies below TMPDIR: full, not writable, or another one inside of the container than outside. Mount the same there; PMIX_MCA_gds=hash does without PMIx's.",
 )
 says(
     "no-pci-path",
@@ -164,7 +182,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|mlx5dv_|fi_mr_reg|register|\bOFI\b|CUDA|cuda|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|(?i:\b(?:qp|cq|srq|pd|mr)s?\b)|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
@@ -217,7 +235,7 @@ says(
     where=lambda groups, line: (
         # who sends it (torchrun at the end of its patience), and who will
         re.search(
-            r"closing signal|potential root causes|via Signals\.|\b(?:will|(?<!due )to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d",
+            r"closing signal|potential root causes|via Signals\.|\b(?:will|(?<!due )to|then) (?:send )?SIGKILL|SIGKILL (?:after|in) \d|such as SIGKILL",
             line,
         )
         is None
@@ -380,14 +398,33 @@ says(
     where=lambda groups, line: (
         not re.search(
             r"PCIe|libfabric|\bprov_errno\b|status -3 \(|register (?:memory|MR|mr)\b|check lease failed|"
-            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])",
+            r"(?i:ucx|(?<![a-z])ucp|\bucc\b|\bofi|_ofi|\befa\b|\bcxi|nixl|psm[23])|what\(\): [^/]*endpoint[^/]*$",
             line,
-        )  # of a network's library EIO is an adapter's (status -3: UCX's)
+        )  # of a network's library EIO is an adapter's (status -3: UCX's), of an endpoint without a path ENOTCONN a socket's
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
         and _WITHOUT_MEDIUM.search(line) is None
     ),
 )
-
+says(
+    "build-lock",
+    "Lock file exists in build directory: '{path}'",
+    role=Role.SYMPTOM,
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.46,
+    fold="a lock file is waited for",
+    title="a build of CUDA code waits for the lock of another one, {path}: where no build runs, delete it",
+    why="nvdiffrast says what torch.utils.cpp_extension waits for in silence and without end: who was killed while it built leaves its lock.",
+)
+says(
+    "lustre-unanswered",
+    "ptlrpc_expire_one_request()) @@@ Request sent has {state}",
+    "LNetError: {}Timed out tx: ",
+    "LNetError: {}Error {code:int} -> ",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.55,
+    title="a server of the Lustre file system does not answer in time (kernel log)",
+    why="Requests to a server expired: its load, or the network between. Lustre sends them again; who reads or writes a file meanwhile stands still.",
+)
 says(
     "disk-fails",
     # Linux: drivers/nvme/host/pci.c and core.c, block/blk-core.c, and the file systems' own words; read 2026-11

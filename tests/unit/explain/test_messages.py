@@ -493,7 +493,9 @@ def test_what_is_told_of_work_is_progress(line: str) -> None:
 
 def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     text = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size={}, worker_count={}, timeout=0:30:00)\n"
-    assert explain_text(text.format(1, 2)).causes[0].title.startswith("more processes came to the store than")
+    [first, *_] = explain_text(text.format(1, 2)).causes
+    assert first.title.startswith("more processes came to the store than")
+    assert first.playbook == "launch.world-size.too-many"  # no node is missing
     assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
 
 
@@ -618,6 +620,9 @@ TITLES = {
     "HCCL refuses a variable, an argument or the rank table": (
         "EI0016: [PID: 812] Value 9 for config hcclBufferSize is invalid. Expected value: greater than 9.",
     ),
+    "the master could not be reached": (
+        '  File "/opt/torch/distributed/rendezvous.py", line 172, in _env_rendezvous_handler\n    store = TCPStore(addr, port, world_size, start_daemon, timeout)\nRuntimeError: connect() timed out.',
+    ),
 }  # fmt: skip
 
 
@@ -642,6 +647,7 @@ OPEN = {
     "net.peer-lost": (
         "E0203 08:06:26.7    43 nixl_agent.cpp:866] createXferReq: metadata for remote agent 'a7' not found",
         "[178.8] [gpu7:537  :1]  srd_iface.c:221  UCX  ERROR send completion[0] with error on rdmap132s0/0x55: Work Request Flushed Error, vendor_err 0x1",
+        "terminate called after throwing an instance of 'std::system_error'\n  what():  Transport endpoint is not connected",  # of a socket, where no file is named
     ),
     "sys.host-oom": (
         "ERROR 01-29 08:37:48 [core_client.py:564] Engine core proc EngineCore_DP1 died unexpectedly, shutting down client.",
@@ -668,6 +674,11 @@ OPEN = {
     "net.master-unreachable": (
         "E20260203 11:16:11.129794 58058 master_client.cpp:146] RPC call failed: Connection timed out",
         "E0203 21:29:13.6 319 transfer_metadata_plugin.cpp:224] Error from http client, GET http://10.0.0.1:8080/metadata?key=a error: Failed initialization",
+        "agent - ERROR - Failed to send heartbeat to server: timed out",
+        "ConnectionError: The vLLM server can't be reached at http://n2:8000 after 240.0 seconds. Make sure the server is running by running `trl vllm-serve`.",
+        "(Rollouts pid=4) retrying... (attempt 33/60, url=http://n2:3776/generate, response=No available workers (all circuits open or unhealthy))",
+        'Traceback (most recent call last):\n  File "/srv/rollout.py", line 12, in ask\n    reply = await client.post(url)\nhttpx.ConnectError: All connection attempts failed',
+        'Traceback (most recent call last):\n  File "/opt/torch/distributed/rendezvous.py", line 172, in _env_rendezvous_handler\n    store = TCPStore(addr, port, size, start_daemon, timeout)\nRuntimeError: Interrupted system call',
     ),
     "ib.retry-exceeded": (
         "(EngineCore pid=8) ERROR 07-23 11:54:45 [mooncake_backend.py:240] Failed to get 6722 keys out of 6722. error_codes=[-707].",
@@ -681,6 +692,15 @@ OPEN = {
     "app.rank-exception": (
         "[ERROR] Command not found: our_profiler",
         "insmod: ERROR: could not insert module mlx5_ib.ko: File exists",
+    ),
+    "launch.world-size": (
+        "[2026-03-25 23:12:26,485 I 11137 11137] gcs_placement_group_scheduler.cc:150: Failed to schedule placement group pg0, id: e51, because no nodes are available.",
+    ),
+    "unrelated": (
+        "rank 1: build of kernel 4 begins\nCUDA_ERROR_FILE_NOT_FOUND: file not found",
+    ),
+    "sys.clock-or-dns-or-fs": (
+        "[_get_plugin()] Lock file exists in build directory: '/root/.cache/ext/lock'",
     ),
 }  # fmt: skip
 
@@ -810,6 +830,7 @@ def test_the_drivers_wish_for_a_reset_weighs_less_than_the_fault() -> None:
         "Trial 3 was marked as failed",
         "Unable to shutdown process 81 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
         "slurmstepd: will send SIGKILL in 30 s",
+        "To end it at once, you can send a different signal, such as SIGKILL.",
         "mount.nfs: trying text-based options 'vers=4.2,addr=10.0.0.9'",
         "throttle reasons: 0x0000000000000001 (gpu_idle)",
     ],
@@ -924,3 +945,61 @@ def test_the_coordination_service_is_also_tensorflows() -> None:
     said = "E tensorflow/core/common_runtime/base_collective_executor.cc:249] BaseCollectiveExecutor::StartAbort {}\n"
     [first, *_] = explain_text(said.format("DEADLINE_EXCEEDED: Deadline Exceeded")).causes
     assert first.title == "a task of the JAX or TensorFlow job died or stopped answering"
+
+
+@pytest.mark.parametrize(
+    ("title", "text"),
+    [
+        (
+            "a process crashed in native code",
+            "[n07:04211] Signal code: Address not mapped (1)\n[n07:04211] Failing at address: (nil)\n[n07:04211] [ 0] /lib/libpthread.so.0(+0x12980)[0x7f12aa0b1980]\n[n07:04211] *** End of error message ***",
+        ),
+        (
+            "a watchdog ended a rank; what it waited for is not in these logs",
+            "n12:31224:32696 [0] NCCL INFO misc/socket.cc:829 -> 3\nn12:31224:31940 [0] NCCL INFO misc/socket.cc:881 -> 3\nn12:31226:32696 [2] NCCL INFO comm 0x12464df00 rank 6 nranks 8 cudaDev 2 busId b000 - Abort COMPLETE",
+        ),
+        (
+            "a worker ended with exit code 2; what it said is not in these logs",
+            'Traceback (most recent call last):\n  File "run.py", line 175, in launch\n    raise RuntimeError(text)\nRuntimeError: Step 1 exited with non-zero status 2\n\nLaunch command: bash run_1.sh',
+        ),
+        (
+            "these ranks came to the barrier, and rank 0 did not answer there: its log names who was missing, or why it ended itself",
+            "[rank3]:[E421 04:13:43.4 ProcessGroupGloo.cpp:143] Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n[2025-04-21 04:13:43] Received sigquit from a child process. It usually means the child failed.",
+        ),
+        (
+            "a traceback is cut before its exception, in library code",
+            '    total_loss.backward(train_dataloader, master=rank)\n  File "/opt/torch/autograd/__init__.py", line 100, in backward\n    allow_unreachable=True)  # allow_unreachable flag\nRuntimeError: NCCL communicator was aborted.\nTraceback (most recent call last):\n  File "/usr/lib/python3.6/runpy.py", line 193, in _run_module_as_main\n    "__main__", mod_spec)',
+        ),
+    ],
+)
+def test_what_is_left_of_a_report_is_the_first_guess(title: str, text: str) -> None:
+    got = explain_text(text + "\n")
+    assert (got.verdict, got.causes[0].title) == (Verdict.UNDECIDED, title)
+
+
+def test_a_programs_own_check_for_nan_is_believed() -> None:
+    said = "(Rollout pid=381) [DEBUG] bad probabilities in step 4: NaN: {} Neg: False Inf: False min: 0 max: 1\n"
+    assert explain_text(said.format(True)).causes[0].id == "app.nan-or-data"
+    assert not explain_text(said.format(False)).causes
+
+
+@pytest.mark.parametrize(
+    "waited",
+    [
+        "16:41:43 WARNING Inference server was not reached after 10 seconds (Error: All connection attempts failed) on http://n2:8000",
+        "Lock file exists in build directory: '/root/.cache/ext/lock'",
+    ],
+)
+def test_a_wait_that_the_training_outlived_is_no_trouble(waited: str) -> None:
+    steps = "".join(f"step {step} | loss 0.{9 - step}\n" for step in range(1, 8))
+    assert explain_text(f"{waited}\n{steps}").verdict is Verdict.HEALTHY
+
+
+def test_an_engine_that_loaded_its_model_is_known_as_a_job() -> None:
+    lines = "".join(
+        f"(Worker_TP{rank} pid={100 + rank}) INFO 03-14 10:11:12 Model loading took 51.3 GiB and 146.7 seconds\n"
+        for rank in range(6)
+    )
+    found = explain_text(lines)
+    assert found.verdict is not Verdict.HEALTHY
+    assert not any("known to come from a distributed job" in step for step in found.next)

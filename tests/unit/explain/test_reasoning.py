@@ -1565,6 +1565,10 @@ def test_a_message_is_mended_by_the_page_that_is_about_it() -> None:
     assert explain_text(step).causes[0].playbook == "sys.container.cgroup"
     abi = "libibverbs: Warning: Driver rxe does not support the kernel ABI of 1 (supports 2 to 2) for device rxe0\n"
     assert explain_text(abi).causes[0].playbook == "ib.device-not-found.driver-failed"
+    unreachable = "At least one pair of MPI processes are unable to reach each other for\n  BTLs attempted: self\n"
+    assert (
+        explain_text(unreachable).causes[0].playbook == "net.plugin.transport"
+    )  # NCCL_SOCKET_IFNAME is nothing to MPI
 
 
 @pytest.mark.parametrize(("own", "empty"), [("::", True), ("::ffff:10.9.0.9", False)])
@@ -1635,3 +1639,52 @@ def test_that_none_was_late_needs_the_number_of_ranks(told: str, verdict: Verdic
     assert ("are there more?" in found.causes[0].title) == (not told)
     late = explain_text("world size 4\n" + "".join(map(WAITED.format, range(3))))
     assert late.verdict is Verdict.UNDECIDED and late.causes[0].id == "app.straggler-timeout"
+
+
+_CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.4.0.7]:34206\n"
+_LISTED = "train.py FAILED\n" + "".join(
+    f"  rank      : {n} (local_rank: {n})\n  exitcode  : 1 (pid: 4{n})\n" for n in (0, 1)
+)
+
+
+def _lost(rank: int) -> str:
+    return f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: {_CLOSED}"
+
+
+def test_a_rank_that_no_table_lists_was_done() -> None:
+    done = "had ended without an error"
+    assert f"rank 2 {done}" in explain_text(f"[rank2]: leaving\n{_lost(0)}{_lost(1)}{_LISTED}").sentence
+    # It lost a connection itself: the table of its node is not in the log. Of a rank that said nothing, nothing is known.
+    assert done not in explain_text(f"{_lost(2)}{_lost(0)}{_lost(1)}{_LISTED}").sentence
+    assert done not in explain_text(f"world size 3\n{_lost(0)}{_lost(1)}{_LISTED}").sentence
+
+
+def test_a_rank_that_only_the_table_lists_is_one_of_the_job() -> None:
+    """It waited for nobody until its time-out: the others may have waited for it."""
+    waited = "".join(
+        _lost(n).replace(
+            "Connection closed by peer [10.4.0.7]:34206", "Timed out waiting 9000ms for recv operation to complete"
+        )
+        for n in (0, 1)
+    )
+    assert "waited for each other" in explain_text(waited).sentence
+    killed = "  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 42)\n"
+    told = "Sending process 42 closing signal SIGTERM\n"
+    assert "waited for another one" in explain_text(waited + told + _LISTED + killed).sentence
+
+
+@pytest.mark.parametrize(("code", "told"), [(-15, "launch.killed"), (1, "net.firewall")])
+def test_a_launcher_is_stopped_because_a_rank_failed_unless_that_was_stopped_too(code: int, told: str) -> None:
+    error = "timed out connecting: SO_ERROR: Connection refused, remote=[10.4.0.7]:41373"
+    assert (
+        explain_text(
+            f"[gloo/transport/tcp/debug_logger.cc:9] ERROR failed to connect, willRetry=0, retry=4, rank=1, size=2, "
+            f"local=[10.4.0.8]:31435, remote=[10.4.0.7]:41373, error={error}\n"
+            f"[rank1]: RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] {error}\n"
+            f"failed (exitcode: {code}) local_rank: 0 (pid: 5423) of binary: /opt/venv/bin/python\n"
+            "Received 15 death signal, shutting down workers\n"
+        )
+        .causes[0]
+        .id
+        == told
+    )
