@@ -124,6 +124,27 @@ def _behind(one: Hit, other: Hit) -> bool:
     return later(one, other) or came_after(one, other) is True
 
 
+_ADAPTER = re.compile(r"\b(?:mlx|bnxt_re|irdma|hfi|efa|erdma|ionic)\w*_?\d+(?::\d+)?")
+_FLAP = 60.0  # seconds
+# What a job says that lost its connections with the port.
+_LOST = ("ib-retry", "ib-remote-error", "ib-no-way-left", "adapter-failed", "ib-local-protection")
+
+
+def _came_back(case: Case, hit: Hit) -> bool:
+    """Whether a port that failed was active again within a minute, and no connection is told to have failed with it: queue
+    pairs try again for longer than that."""
+    if hit.signature != "ib-port-error" or case.has(*_LOST):
+        return False
+    named = _ADAPTER.findall(hit.text)
+    return any(
+        back.host == hit.host
+        and _behind(back, hit)
+        and (not named or any(name in back.text for name in named))
+        and (back.seconds is None or hit.seconds is None or back.seconds - hit.seconds <= _FLAP)
+        for back in case.hits("ib-port-back")
+    )
+
+
 def _of_an_attempt_before(case: Case, hit: Hit) -> bool:
     """Whether a port was taken only when the workers had been started again: those of the attempt before still hold it."""
     return hit.signature == "port-in-use" and any(_behind(hit, one) for one in case.hits("workers-restarted"))
@@ -147,6 +168,7 @@ _DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger}
 # What is left of a cause whose lines are all excused so.
 _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_beside_the_job, 0.58),
+    (_came_back, 0.55),
     (_of_an_attempt_before, 0.45),
     (_by_hand, 0.3),
     (_store_is_gone, 0.3),

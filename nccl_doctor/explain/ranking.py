@@ -121,7 +121,7 @@ def _survived(case: Case, item: Candidate) -> bool:
     course = case.course
     if case.exceptions.ordinary or any(not course.overcome(symptom.name) for symptom in case.seen(Role.SYMPTOM)):
         return False
-    if item.id.startswith(("ib.", "net.", "gpu.")) and slowed(case):
+    if item.id.startswith(("ib.", "net.", "gpu.")) and item.id != "gpu.oom" and slowed(case):
         return False
     # Of lines alike one is kept, and the last. In a file that says nothing of this one, it may be a word of trouble only.
     files = {hit.file for hit in item.hits}

@@ -191,6 +191,7 @@ _XID_CAUSE = {154: "gpu.fell-off-bus", 61: "gpu.fell-off-bus"}
 _XID_RECOVERY = 154
 _XID_IGNORED = 0.4  # the catalogue's action is "ignore": recorded, but the job need not have noticed
 _XID_RECORDS = frozenset((63, 92, 160, 137, 121, 43, 45))
+_XID_RECORD = 0.7  # beside no fault: a job that fails for a reason of its own fails for that
 _XID_REMAPPED = frozenset((63, 92))  # memory that was or will be replaced by spare rows: no job fails of it
 _XID_AFTER_FAULT = 109  # the context whose kernel has just faulted cannot be switched away from in time
 _XID_FAULTS = frozenset((13, 31))
@@ -227,7 +228,11 @@ def xid(case: Case) -> Iterable[Candidate]:
         faults = [other[0] for at, other in by_number.items() if at in _XID_FAULTS]
         if number == _XID_AFTER_FAULT and any(_same_gpu(fault, hits[0]) for fault in faults):
             strength = _XID_IGNORED
-        outlived = number in _XID_REMAPPED and case.course.outlived(hits[-1], _MANY_STEPS)
+        outlived = number in _XID_REMAPPED and (
+            case.course.outlived(hits[-1], _MANY_STEPS) or _stepped_a_minute_after(case, hits[-1])
+        )
+        if number in _XID_REMAPPED and by_number.keys() <= _XID_RECORDS:
+            strength = min(strength, _XID_RECORD)
         latest = max(
             hit.seconds or math.inf for hit in (*hits, *case.lasts("xid"))
         )  # of lines alike only some are kept
@@ -236,6 +241,12 @@ def xid(case: Case) -> Iterable[Candidate]:
             strength = min(strength, _XID_IGNORED)
         title = f"Xid {number}: {entry.name}"
         yield Candidate(cause, strength, title, hits, hosts=hosts_told(hits), why=f"{xid.__doc__} {entry.note}".strip())
+
+
+def _stepped_a_minute_after(case: Case, hit: Hit) -> bool:
+    """Whether a step's time is a minute or more later than this line's, wherever the line stands: a kernel's log is pasted below."""
+    steps = [step.seconds for step in (*case.hits("progress"), *case.lasts("progress")) if step.seconds]
+    return hit.seconds is not None and any(seconds - hit.seconds > 60.0 for seconds in steps)
 
 
 def _same_gpu(earlier: Hit, hit: Hit) -> bool:

@@ -27,6 +27,7 @@ _XID = (
     "Xid error {xid:int}",
     "XidCriticalError: Xid={xid:int} on Device=",  # the device plugin of Kubernetes
     'DCGM_FI_DEV_XID_ERRORS{}"} {xid:int}',
+    '"xid": {xid:int}',
 )
 
 

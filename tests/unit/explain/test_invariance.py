@@ -176,7 +176,7 @@ KNOWN = {
     *(
         (name, case)  # RAS reports are read as they stand
         for name in ("newest first", "hard blanks")
-        for case in ("no-step-for-long-and-a-rank-behind", "ras-report-in-a-job-log")
+        for case in ("ras-report-in-a-job-log",)
     ),
     ("newest first", "ras-report-without-fault"),
     ("indented", "traceback-only-in-elastic-table"),
