@@ -149,7 +149,7 @@ def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool
     """Whether the work went on for long after it, until something else came that convinces as much."""
     last = max(item.hits, key=place)
     step = case.last("progress", last.file)
-    if last.file in case.course.failed_files or step is None or not _long_before(last, step):
+    if step is None or not _long_before(last, step) or last.file in case.course.failed_files:
         return False
     return any(
         other.strength >= _SEEN

@@ -225,8 +225,8 @@ says(
 )
 says(
     "gdrcopy-pin",
-    'Assertion "(gdr_pin_buffer(',  # GDRCopy's own tests
-    'Assertion "(gdr_map(',
+    "(gdr_pin_buffer(",  # GDRCopy's own tests
+    "(gdr_map(",
     "gdrdrv might be too old",
     "gdrdrv is too old",
     "gdrdrv cannot fulfill the requested mapping type",

@@ -158,6 +158,7 @@ KNOWN = {
         (name, case)
         for name in ROWS
         for case in (
+            "an-xid-in-a-monitors-record",  # a key of JSON in quotes that are doubled
             "both-ranks-in-synchronize",  # what a person typed at a prompt
             "exporter-without-profiling-metrics",
             "pace-left-after-a-checkpoint",  # rows of JSON inside
