@@ -11,6 +11,10 @@ BUSBW_ROW = re.compile(
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
 # Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
+_TIMES = re.compile(
+    r"\b(?:time|latency|duration)\b.{0,30}?(?<![\d.])(?:[2-9]|\d\d+)(?:\.\d+)?x (?:the )?(?:reference|baseline)",
+    re.IGNORECASE,
+)
 _SLOW_WORDS = re.compile(
     r"\b(?:so|too|very|really|extremely|super|way|much|terribly|(?:\d+(?:\.\d+)? ?(?:x|times))|twice as|half as) slow(?:er)?\b|"
     r"\b(?:training|job|run|everything|steps?|it) (?:is|are|was|got|gets|became|runs?) (?:now )?(?:slow(?:er)?|crawling)\b|"
@@ -581,9 +585,15 @@ says(
     "just as fast",
     "half",
     "crawling",
+    "x reference",
+    "x the reference",
+    "x baseline",
+    "x the baseline",
     sampled=True,
     why="A person says of the job that it is slow.",
-    where=lambda groups, line: _SLOW_WORDS.search(line) is not None and _ADVICE.search(line) is None,
+    where=lambda groups, line: (
+        (_SLOW_WORDS.search(line) or _TIMES.search(line)) is not None and _ADVICE.search(line) is None
+    ),
 )
 says(
     "nccl-warn",
