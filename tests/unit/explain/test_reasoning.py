@@ -1688,3 +1688,48 @@ def test_a_launcher_is_stopped_because_a_rank_failed_unless_that_was_stopped_too
         .id
         == told
     )
+
+
+def _port_event(time: str, port: str, what: str) -> str:
+    return f"[2025-11-02 {time}] a21:55:58 [3] NCCL WARN NET/IB : {port} Got non-fatal async event: port {what}\n"
+
+
+_PORT_ERROR = _port_event("11:17:10", "mlx5_5:1", "error(10)")
+_PORT_ACTIVE = _port_event("11:17:13", "mlx5_5:1", "active(9)")
+
+
+@pytest.mark.parametrize(
+    ("log", "blamed"),
+    [
+        (_PORT_ERROR + _PORT_ACTIVE, False),
+        (_PORT_ERROR + _PORT_ACTIVE + _PORT_ERROR.replace("11:17", "11:21"), True),
+        (_PORT_ERROR + _PORT_ACTIVE + _PORT_ERROR.replace("mlx5_5", "mlx5_6"), True),
+        ((_PORT_ERROR + _PORT_ACTIVE).replace("mlx5_5", "rocep5s0"), False),
+        (_PORT_ERROR + _PORT_ACTIVE.replace("mlx5_5", "mlx5_55"), True),
+        (_PORT_ERROR.replace("mlx5_5", "rocep5s0") + _PORT_ACTIVE.replace("mlx5_5", "rocep6s0"), True),
+        (_PORT_ERROR + _PORT_ACTIVE.replace("11:17", "11:19"), True),
+        (re.sub(r"\[2025.*?\] ", "", _PORT_ERROR + _PORT_ACTIVE), True),
+        (
+            _PORT_ERROR + _PORT_ACTIVE + "a21:55:58 [3] NCCL WARN NET/IB : Marking device 3 as permanently failed\n",
+            True,
+        ),
+    ],
+    ids=[
+        "back",
+        "failed again",
+        "another failed",
+        "back, RoCE",
+        "a longer name",
+        "another is back",
+        "late",
+        "no time",
+    ],
+)
+def test_a_port_error_is_excused_only_if_all_that_failed_were_soon_back(log: str, blamed: bool) -> None:
+    waited = "".join(
+        f"[rank{rank}]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank {rank}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
+        for rank in (1, 2, 3)
+    )
+    found = explain_text(log + waited)
+    assert (found.verdict is Verdict.CAUSE_FOUND and found.causes[0].id == "ib.port-down") is blamed
