@@ -123,16 +123,20 @@ def _survived(case: Case, item: Candidate) -> bool:
         return False
     if item.id.startswith(("ib.", "net.", "gpu.")) and item.id != "gpu.oom" and slowed(case):
         return False
-    # Of lines alike one is kept, and the last. In a file that says nothing of this one, it may be a word of trouble only.
+    return all(_went_on(case, item, last) for last in _latest(case, item))
+
+
+def _latest(case: Case, item: Candidate) -> list[Hit]:
+    """The candidate's last line in each file: of lines alike one is kept, and the last."""
     files = {hit.file for hit in item.hits}
     lasts = [
         last
         for name in {hit.signature for hit in item.hits}
         for last in case.lasts(name)
+        # In a file that says nothing of this one, it may be a word of trouble only.
         if last.file in files or name != "error-line" or trouble.sounds_bad(last.text)
     ]
-    latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
-    return all(_went_on(case, item, last) for last in latest.values())
+    return list({hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}.values())
 
 
 _LONG = 1800.0  # seconds: no usual time-out of a collective is longer
@@ -146,19 +150,21 @@ def _long_before(one: Hit, other: Hit) -> bool:
 
 
 def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool:
-    """Whether the work went on for long after it, until something else came that convinces as much."""
-    last = max(item.hits, key=place)
-    step = case.last("progress", last.file)
-    if last.file in case.course.failed_files or step is None or not _long_before(last, step):
-        return False
-    return any(
+    """Whether the work went on for long after it, until something else came that convinces by itself."""
+    latest = _latest(case, item)
+    return all(_stepped_long_after(case, last) for last in latest) and any(
         other.strength >= _SEEN
         and other.id not in LATE
         and not other.vague
-        and all(_long_before(last, hit) for hit in other.hits)
+        and all(_long_before(last, hit) for last in latest for hit in other.hits)
         for other in candidates
         if other is not item and item.id not in EXPLAINS.get(other.id, ())
     )
+
+
+def _stepped_long_after(case: Case, last: Hit) -> bool:
+    step = case.last("progress", last.file)
+    return last.file not in case.course.failed_files and step is not None and _long_before(last, step)
 
 
 def _went_on(case: Case, item: Candidate, last: Hit) -> bool:

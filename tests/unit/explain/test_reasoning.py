@@ -1720,3 +1720,23 @@ def test_a_port_error_is_excused_only_if_all_that_failed_were_soon_back(log: str
     )
     found = explain_text(log + waited)
     assert (found.verdict is Verdict.CAUSE_FOUND and found.causes[0].id == "ib.port-down") is blamed
+
+
+_FAILED = "[2026-10-11 05:38:17] b3:90:91 [2] NCCL WARN NET/IB : mlx5_7:1 Got async event : port error\n"
+_AGAIN = _FAILED.replace("05:38", "07:39")
+_WORKED = _FAILED + "".join(f"2026-10-11 0{hour}:30:00 step {hour}00 loss 2.1\n" for hour in (6, 7))
+_QUOTA = "2026-10-11 07:40:41 rank 18: writer gives up: [Errno 122] Disk quota exceeded: '/lustre/p9/step_20896'\n"
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause"),
+    [
+        ({"b": _WORKED + _QUOTA}, "sys.disk-full"),
+        ({"b": _WORKED + _AGAIN + _QUOTA}, "ib.port-down"),
+        ({"a": _AGAIN, "b": _WORKED + _QUOTA}, "ib.port-down"),
+        ({"b": _WORKED + _QUOTA, "c": _AGAIN}, "ib.port-down"),
+    ],
+    ids=["once", "again", "again in the file before", "again in the file behind"],
+)
+def test_a_fault_gives_way_only_to_what_came_long_after_its_last_line(logs: dict[str, str], cause: str) -> None:
+    assert analyse([LogSource(*log) for log in logs.items()]).causes[0].id == cause
