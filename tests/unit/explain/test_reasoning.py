@@ -1740,3 +1740,16 @@ _QUOTA = "2026-10-11 07:40:41 rank 18: writer gives up: [Errno 122] Disk quota e
 )
 def test_a_fault_gives_way_only_to_what_came_long_after_its_last_line(logs: dict[str, str], cause: str) -> None:
     assert analyse([LogSource(*log) for log in logs.items()]).causes[0].id == cause
+
+
+def test_remapped_rows_are_outlived_only_if_the_last_are() -> None:
+    def remapped(time: str) -> str:
+        return f"n7: [Sun Nov  2 {time} 2025] NVRM: Xid (PCI:0000:47:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0xa1c8) marked for remapping\n"
+
+    waited = "[rank1]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
+    early = "2025-11-02 11:20:31,110 step=544 loss=1.43\n" + remapped("10:51:02")
+    strengths = {
+        again: next(cause.confidence for cause in explain_text(early + again + waited).causes if cause.id == "gpu.ecc")
+        for again in ("", remapped("11:21:02"))
+    }
+    assert [strength > 0.5 for strength in strengths.values()] == [False, True]
