@@ -1690,6 +1690,14 @@ def test_a_launcher_is_stopped_because_a_rank_failed_unless_that_was_stopped_too
     )
 
 
+def _waited(*ranks: int) -> str:
+    return "".join(
+        f"[rank{rank}]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank {rank}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
+        for rank in ranks
+    )
+
+
 def _port_event(time: str, port: str, what: str) -> str:
     return f"[2025-11-02 {time}] a21:55:58 [3] NCCL WARN NET/IB : {port} Got non-fatal async event: port {what}\n"
 
@@ -1713,12 +1721,7 @@ _PORT_ACTIVE = _port_event("11:17:13", "mlx5_5:1", "active(9)")
     ids=["back", "failed again", "another failed", "back, RoCE", "a longer name", "another is back", "late", "no time"],
 )
 def test_a_port_error_is_excused_only_if_all_that_failed_were_soon_back(log: str, blamed: bool) -> None:
-    waited = "".join(
-        f"[rank{rank}]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank {rank}] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
-        for rank in (1, 2, 3)
-    )
-    found = explain_text(log + waited)
+    found = explain_text(log + _waited(1, 2, 3))
     assert (found.verdict is Verdict.CAUSE_FOUND and found.causes[0].id == "ib.port-down") is blamed
 
 
@@ -1742,14 +1745,14 @@ def test_a_fault_gives_way_only_to_what_came_long_after_its_last_line(logs: dict
     assert analyse([LogSource(*log) for log in logs.items()]).causes[0].id == cause
 
 
-def test_remapped_rows_are_outlived_only_if_the_last_are() -> None:
-    def remapped(time: str) -> str:
-        return f"n7: [Sun Nov  2 {time} 2025] NVRM: Xid (PCI:0000:47:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row (0xa1c8) marked for remapping\n"
+_REMAPPED = (
+    "n7: [Sun Nov  2 10:51:02 2025] NVRM: Xid (PCI:0000:47:00): 63, pid='<unknown>', name=<unknown>, "
+    "Row Remapper: New row (0xa1c8) marked for remapping\n"
+)
 
-    waited = "[rank1]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
-    early = "2025-11-02 11:20:31,110 step=544 loss=1.43\n" + remapped("10:51:02")
-    strengths = {
-        again: next(cause.confidence for cause in explain_text(early + again + waited).causes if cause.id == "gpu.ecc")
-        for again in ("", remapped("11:21:02"))
-    }
-    assert [strength > 0.5 for strength in strengths.values()] == [False, True]
+
+@pytest.mark.parametrize(("again", "blamed"), [("", False), (_REMAPPED.replace("10:51", "11:21"), True)])
+def test_remapped_rows_are_outlived_only_if_the_last_are(again: str, blamed: bool) -> None:
+    log = "2025-11-02 11:20:31,110 step=544 loss=1.43\n" + _REMAPPED + again + _waited(1)
+    found = {cause.id: cause.confidence for cause in explain_text(log).causes}
+    assert (found["gpu.ecc"] > 0.5) is blamed
