@@ -164,7 +164,7 @@ def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool
 
 def _stepped_long_after(case: Case, last: Hit) -> bool:
     step = case.last("progress", last.file)
-    return last.file not in case.course.failed_files and step is not None and _long_before(last, step)
+    return step is not None and _long_before(last, step) and last.file not in case.course.failed_files
 
 
 def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
