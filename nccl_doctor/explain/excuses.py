@@ -124,24 +124,34 @@ def _behind(one: Hit, other: Hit) -> bool:
     return later(one, other) or came_after(one, other) is True
 
 
-_ADAPTER = re.compile(r"\b(?:mlx|bnxt_re|irdma|hfi|efa|erdma|ionic)\w*_?\d+(?::\d+)?")
+_PORT_EVENT = re.compile(r" \S+:\d+ (?=Got )")  # NET/IB : mlx5_5:1 Got async event : port error
 _FLAP = 60.0  # seconds
 # What a job says that lost its connections with the port.
 _LOST = ("ib-retry", "ib-remote-error", "ib-no-way-left", "adapter-failed", "ib-local-protection")
 
 
 def _came_back(case: Case, hit: Hit) -> bool:
-    """Whether a port that failed was active again within a minute, and no connection is told to have failed with it: queue
-    pairs try again for longer than that."""
+    """Whether a port that failed was active again within a minute, as did all that failed, and no connection is told to have
+    failed with it. Of lines alike one is kept, and the last."""
     if hit.signature != "ib-port-error" or case.has(*_LOST):
         return False
-    named = _ADAPTER.findall(hit.text)
-    return any(
-        back.host == hit.host
-        and _behind(back, hit)
-        and (not named or any(name in back.text for name in named))
-        and (back.seconds is None or hit.seconds is None or back.seconds - hit.seconds <= _FLAP)
-        for back in case.hits("ib-port-back")
+    backs = [*case.hits("ib-port-back"), *case.lasts("ib-port-back")]
+    each_came_back = case.count("ib-port-error") <= case.count("ib-port-back")
+    return each_came_back and all(
+        any(_soon_active(one, back) for back in backs) for one in (hit, *case.lasts("ib-port-error"))
+    )
+
+
+def _soon_active(failed: Hit, back: Hit) -> bool:
+    """Whether this line tells of the same port within a minute after."""
+    port = _PORT_EVENT.search(failed.text)
+    return (
+        port is not None
+        and port[0] in back.text
+        and failed.host == back.host
+        and failed.seconds is not None
+        and back.seconds is not None
+        and 0 <= back.seconds - failed.seconds <= _FLAP
     )
 
 

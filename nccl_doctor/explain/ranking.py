@@ -76,15 +76,16 @@ def rank(case: Case) -> list[Candidate]:
     """Candidates with their final strength, best first."""
     candidates = collect(case)
     before = {item.id: item.strength for item in candidates}
+    outlived = {item.id for item in candidates if _gives_way(case, item, candidates)}
     for effect in candidates:
         for cause in candidates:
-            if cause is not effect and _explains(case, cause, effect, before):
+            if cause is not effect and cause.id not in outlived and _explains(case, cause, effect, before):
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
         if item.cured or _slows(case, item) or case.has("nccl-corruption"):
             continue
-        if case.course.recovered or _survived(case, item) or _gives_way(case, item, candidates):
+        if case.course.recovered or _survived(case, item) or item.id in outlived:
             item.strength = min(item.strength, before[item.id] * 0.5)
     candidates.sort(key=lambda item: (-round(item.strength, 3), _place(item), item.id))
     return candidates
@@ -123,16 +124,20 @@ def _survived(case: Case, item: Candidate) -> bool:
         return False
     if item.id.startswith(("ib.", "net.", "gpu.")) and item.id != "gpu.oom" and slowed(case):
         return False
-    # Of lines alike one is kept, and the last. In a file that says nothing of this one, it may be a word of trouble only.
+    return all(_went_on(case, item, last) for last in _latest(case, item))
+
+
+def _latest(case: Case, item: Candidate) -> list[Hit]:
+    """The candidate's last line in each file: of lines alike one is kept, and the last."""
     files = {hit.file for hit in item.hits}
     lasts = [
         last
         for name in {hit.signature for hit in item.hits}
         for last in case.lasts(name)
+        # In a file that says nothing of this one, it may be a word of trouble only.
         if last.file in files or name != "error-line" or trouble.sounds_bad(last.text)
     ]
-    latest = {hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}
-    return all(_went_on(case, item, last) for last in latest.values())
+    return list({hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}.values())
 
 
 _LONG = 1800.0  # seconds: no usual time-out of a collective is longer
@@ -145,20 +150,33 @@ def _long_before(one: Hit, other: Hit) -> bool:
     return one.file == other.file and other.line > one.line + MANY_LINES
 
 
+_OUT_OF_TIME = re.compile(r"DUE TO TIME ?(?:LIMIT|OUT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE)
+
+
 def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool:
-    """Whether the work went on for long after it, until something else came that convinces as much."""
-    last = max(item.hits, key=place)
-    step = case.last("progress", last.file)
-    if step is None or not _long_before(last, step) or last.file in case.course.failed_files:
-        return False
-    return any(
-        other.strength >= _SEEN
-        and other.id not in LATE
-        and not other.vague
-        and all(_long_before(last, hit) for hit in other.hits)
+    """Whether the work went on after it, until something else came that convinces by itself."""
+    others = [
+        other
         for other in candidates
-        if other is not item and item.id not in EXPLAINS.get(other.id, ())
-    )
+        if other is not item
+        and other.strength >= _SEEN
+        and (other.id not in LATE or any(_OUT_OF_TIME.search(hit.text) for hit in other.hits))
+        and not other.vague
+        and item.id not in EXPLAINS.get(other.id, ())
+    ]
+    latest = _latest(case, item) if others else []
+    return any(
+        all(_worked_between(case, last, hit) for last in latest for hit in other.hits) for other in others
+    ) and all(case.course.outlived(last) and last.file not in case.course.failed_files for last in latest)
+
+
+def _worked_between(case: Case, last: Hit, hit: Hit) -> bool:
+    """Whether the last step stands between the two lines, or steps went on for long after the first, and the second came later."""
+    step = case.last("progress", last.file)
+    if step is None:
+        return False
+    between = hit.file == step.file and hit.line > step.line > last.line
+    return between or (_long_before(last, step) and _long_before(last, hit))
 
 
 def _went_on(case: Case, item: Candidate, last: Hit) -> bool:

@@ -272,7 +272,7 @@ def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
         complaint = complaints(case)
         # Of one host the sentence begins with its name.
         where = f" on {shortened(', '.join(sorted(odd)), 60)}" if len(odd) > 1 else ""
-        title = f"GPUDirect RDMA is not used{where}, and on the other hosts it is"
+        title = f"GPUDirect RDMA is not used{where}, and on others it is"
         strength = 0.7 if complaint or slow_rows(case) else 0.56
         yield Candidate("ib.gdr", strength, title, [*proof, *case.hits("channel-gdr")[:1], *complaint[:2]], hosts=odd)
 

@@ -208,10 +208,8 @@ def xid(case: Case) -> Iterable[Candidate]:
     """
     by_number: dict[int, list[Hit]] = {}
     for hit in case.hits("xid"):
-        before = _XID_BEFORE.search(hit.text)
-        digits = before.group(1) if before else hit.groups.get("xid", "").lstrip("+")
-        if digits.isdecimal():
-            by_number.setdefault(int(digits), []).append(hit)
+        if number := _xid_told(hit):
+            by_number.setdefault(number, []).append(hit)
     for number, hits in sorted(by_number.items()):
         entry = xids().get(number)
         if entry is None:
@@ -228,14 +226,14 @@ def xid(case: Case) -> Iterable[Candidate]:
         faults = [other[0] for at, other in by_number.items() if at in _XID_FAULTS]
         if number == _XID_AFTER_FAULT and any(_same_gpu(fault, hits[0]) for fault in faults):
             strength = _XID_IGNORED
-        outlived = number in _XID_REMAPPED and (
-            case.course.outlived(hits[-1], _MANY_STEPS) or _stepped_a_minute_after(case, hits[-1])
+        lasts = [*case.lasts("xid")]  # of lines alike only the first is kept, and of all Xids the last
+        outlived = number in _XID_REMAPPED and all(
+            case.course.outlived(hit, _MANY_STEPS) or _stepped_a_minute_after(case, hit)
+            for hit in (*hits, *(last for last in lasts if _xid_told(last) == number))
         )
         if number in _XID_REMAPPED and by_number.keys() <= _XID_RECORDS:
             strength = min(strength, _XID_RECORD)
-        latest = max(
-            hit.seconds or math.inf for hit in (*hits, *case.lasts("xid"))
-        )  # of lines alike only some are kept
+        latest = max(hit.seconds or math.inf for hit in (*hits, *lasts))
         past = entry.kind == "application" and case.course.began_after(latest)
         if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
@@ -243,10 +241,17 @@ def xid(case: Case) -> Iterable[Candidate]:
         yield Candidate(cause, strength, title, hits, hosts=hosts_told(hits), why=f"{xid.__doc__} {entry.note}".strip())
 
 
+def _xid_told(hit: Hit) -> int | None:
+    """The number of the Xid, or of the one that caused it."""
+    before = _XID_BEFORE.search(hit.text)
+    digits = before.group(1) if before else hit.groups.get("xid", "").lstrip("+")
+    return int(digits) if digits.isdecimal() else None
+
+
 def _stepped_a_minute_after(case: Case, hit: Hit) -> bool:
-    """Whether a step's time is a minute or more later than this line's, wherever the line stands: a kernel's log is pasted below."""
-    steps = [step.seconds for step in (*case.hits("progress"), *case.lasts("progress")) if step.seconds]
-    return hit.seconds is not None and any(seconds - hit.seconds > 60.0 for seconds in steps)
+    """Whether a step was told more than a minute later than this line, wherever it stands: a kernel's log is pasted below."""
+    steps = [step.seconds for step in case.lasts("progress") if step.seconds is not None]
+    return hit.seconds is not None and max(steps, default=-math.inf) - hit.seconds > 60.0
 
 
 def _same_gpu(earlier: Hit, hit: Hit) -> bool:

@@ -60,18 +60,18 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
-_FORBIDS = (("NCCL_IB_DISABLE", "1", ()), ("NCCL_NET", "socket", ("ofi-adapters", "net-ib-using")))
+_FORBIDS = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))
 
 
 @diagnosis
 def adapters_forbidden(case: Case) -> Iterable[Candidate]:
     """NCCL_IB_DISABLE=1 or NCCL_NET=Socket sends the data of several hosts over TCP sockets, and a listing shows RDMA adapters that
-    are up, or NCCL found some; or somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
-    for name, value, found in _FORBIDS:
+    are up, or the plugin for libfabric found some; or somebody tells of them; or it is slow, and the hosts have eight GPUs: such are not joined by TCP."""
+    for name, value in _FORBIDS:
         if (case.value(name) or "").casefold() != value:
             continue
         forbidden = case.env[name]
-        up = case.hits("adapter-up", *found) or case.hits("adapters-told")
+        up = case.hits("adapter-up", "ofi-adapters") or case.hits("adapters-told")
         complaint = communication_complaints(case)
         several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
         if (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:

@@ -1688,3 +1688,71 @@ def test_a_launcher_is_stopped_because_a_rank_failed_unless_that_was_stopped_too
         .id
         == told
     )
+
+
+def _waited(*ranks: int) -> str:
+    return "".join(
+        f"[rank{rank}]:[E1102 11:31:47.1 ProcessGroupNCCL.cpp:684] [Rank {rank}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=181, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600033 milliseconds\n"
+        for rank in ranks
+    )
+
+
+def _port_event(time: str, port: str, what: str) -> str:
+    return f"[2025-11-02 {time}] a21:55:58 [3] NCCL WARN NET/IB : {port} Got non-fatal async event: port {what}\n"
+
+
+_PORT_ERROR = _port_event("11:17:10", "mlx5_5:1", "error(10)")
+_PORT_ACTIVE = _port_event("11:17:13", "mlx5_5:1", "active(9)")
+
+
+@pytest.mark.parametrize(
+    ("log", "blamed"),
+    [
+        (_PORT_ERROR + _PORT_ACTIVE, False),
+        (_PORT_ERROR + _PORT_ACTIVE + _PORT_ERROR.replace("11:17", "11:21"), True),
+        (_PORT_ERROR + _PORT_ACTIVE + _PORT_ERROR.replace("mlx5_5", "mlx5_6"), True),
+        ((_PORT_ERROR + _PORT_ACTIVE).replace("mlx5_5", "rocep5s0"), False),
+        (_PORT_ERROR + _PORT_ACTIVE.replace("mlx5_5", "mlx5_55"), True),
+        (_PORT_ERROR.replace("mlx5_5", "rocep5s0") + _PORT_ACTIVE.replace("mlx5_5", "rocep6s0"), True),
+        (_PORT_ERROR + _PORT_ACTIVE.replace("11:17", "11:19"), True),
+        (re.sub(r"\[2025.*?\] ", "", _PORT_ERROR + _PORT_ACTIVE), True),
+    ],
+    ids=["back", "failed again", "another failed", "back, RoCE", "a longer name", "another is back", "late", "no time"],
+)
+def test_a_port_error_is_excused_only_if_all_that_failed_were_soon_back(log: str, blamed: bool) -> None:
+    found = explain_text(log + _waited(1, 2, 3))
+    assert (found.verdict is Verdict.CAUSE_FOUND and found.causes[0].id == "ib.port-down") is blamed
+
+
+_FAILED = "[2026-10-11 05:38:17] b3:90:91 [2] NCCL WARN NET/IB : mlx5_7:1 Got async event : port error\n"
+_AGAIN = _FAILED.replace("05:38", "07:39")
+_WORKED = _FAILED + "".join(f"2026-10-11 0{hour}:30:00 step {hour}00 loss 2.1\n" for hour in (6, 7))
+_QUOTA = "2026-10-11 07:40:41 rank 18: writer gives up: [Errno 122] Disk quota exceeded: '/lustre/p9/step_20896'\n"
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause"),
+    [
+        ({"b": _WORKED + _QUOTA}, "sys.disk-full"),
+        ({"b": _WORKED + _AGAIN + _QUOTA}, "ib.port-down"),
+        ({"a": _AGAIN, "b": _WORKED + _QUOTA}, "ib.port-down"),
+        ({"b": _WORKED + _QUOTA, "c": _AGAIN}, "ib.port-down"),
+    ],
+    ids=["once", "again", "again in the file before", "again in the file behind"],
+)
+def test_a_fault_gives_way_only_to_what_came_long_after_its_last_line(logs: dict[str, str], cause: str) -> None:
+    assert analyse([LogSource(*log) for log in logs.items()]).causes[0].id == cause
+
+
+_REMAPPED = (
+    "n7: [Sun Nov  2 10:51:02 2025] NVRM: Xid (PCI:0000:47:00): 63, pid='<unknown>', name=<unknown>, "
+    "Row Remapper: New row (0xa1c8) marked for remapping\n"
+)
+
+
+@pytest.mark.parametrize(("again", "blamed"), [("", False), (_REMAPPED.replace("10:51", "11:21"), True)])
+def test_remapped_rows_are_outlived_only_if_the_last_are(again: str, blamed: bool) -> None:
+    log = "2025-11-02 11:20:31,110 step=544 loss=1.43\n" + _REMAPPED + again + _waited(1)
+    found = {cause.id: cause.confidence for cause in explain_text(log).causes}
+    assert (found["gpu.ecc"] > 0.5) is blamed
