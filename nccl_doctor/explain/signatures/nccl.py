@@ -225,8 +225,8 @@ says(
 )
 says(
     "gdrcopy-pin",
-    'Assertion "(gdr_pin_buffer(',  # GDRCopy's own tests
-    'Assertion "(gdr_map(',
+    "(gdr_pin_buffer(",  # an assertion of GDRCopy's own tests
+    "(gdr_map(",
     cause="ib.gdr",
     page="ib.gdr.gdrcopy",
     strength=0.94,  # the test's own CUDA errors follow from it
