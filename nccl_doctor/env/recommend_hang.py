@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.env import versions
+from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.lint_names import TIMEOUT_CODE
 from nccl_doctor.env.recommend_model import Draft, HostNeeds
 from nccl_doctor.env.versions import at_least
@@ -59,7 +59,7 @@ def _recorder(torch_version: str, draft: Draft) -> None:
     releases = "torch >=2.8" if new else "torch 2.2-2.7"
     draft.add(EnvAdvice(file, "/tmp/nccl_trace_rank_", why, releases), 0.9, fact)
     desync = "TORCH_NCCL_DESYNC_DEBUG"
-    if at_least(release, "2.15"):
+    if at_least(release, knowledge.load().variables[desync].legacy_since):
         why = f"{fact}: the default backend nccl2 does not read it (TORCH_DIST_USE_NCCL2=0 brings the old one back)"
         draft.leave(desync, why)
     else:

@@ -43,7 +43,7 @@ _WHOLE = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(
-    r"data|load|fwd|forward|bwd|backward|comm|opt(?:im)?|sync|reduce|gather|all_?to_?all|allreduce|h2d|wait|input|dispatch|combine",
+    r"data|load|fwd|forward|bwd|backward|comm|opt(?:im)?|sync|reduce|gather|all_?to_?all|h2d|wait|input|dispatch|combine",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)

@@ -14,7 +14,7 @@ NONE = re.compile(
 
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
-    "Xid {xid:int} detected {times} on host {node}. ",  # NCCL 2.31 and later, NCCL_RUN_RAS_DIAGNOSTICS=1
+    "Xid {xid:int} detected {times} on host {node}. For the recommended response",  # NCCL 2.31 and later, NCCL_RUN_RAS_DIAGNOSTICS=1
     "Xid (PCI:{pci}): {xid:int},",
     "Xid (PCI:{pci}): {xid:int} ",
     "Xid: {xid:int}",
@@ -153,7 +153,7 @@ says(
     strength=0.6,
     title="the kernel finds no address space for a device's large memory region, as GPUs have it (Above 4G decoding, the hypervisor's window)",
     why="A region of 4 GiB or more must lie above 4 GiB: the BIOS, or the hypervisor's PCI window, leaves no room. Without it the driver refuses the GPU.",
-    where=lambda groups, line: int(groups["size"].removeprefix("0x"), 16) >= 1 << 32,
+    where=lambda groups, line: int(groups["size"], 16) >= 1 << 32,
 )
 says(
     "ecc-error",

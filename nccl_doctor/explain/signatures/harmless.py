@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
+from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.explain.signatures import says
 
 H = Role.HARMLESS
@@ -310,13 +311,10 @@ says(
 )
 says(
     "nccl-hint",
-    "HINT: In many cases this",
-    "HINT: To confirm",
-    "HINT: Default value is",
-    "HINT: See https://docs.nvidia.com",
+    "HINT: ",
     role=H,
     why="NCCL's own guess, which follows every error of its kind (2.30.7 and later). It proves nothing, and sets no variable.",
-    where=lambda groups, line: "NCCL" in line,
+    where=lambda groups, line: bystanders.is_a_hint(line),
 )
 says(
     "omp-threads",

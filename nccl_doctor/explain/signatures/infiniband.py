@@ -283,13 +283,15 @@ says(
 )
 says(
     "rdma-cm-call",
-    "rdma_{call:word} failed",
-    "times ADDR_ERROR - {call}",
+    "rdma_resolve_addr failed",
+    "rdma_resolve_route failed",
+    "rdma_bind_addr failed",
+    "rdma_connect failed",
+    "times ADDR_ERROR - aborting",
     cause="ib.qp-connect",
     strength=0.72,
-    title="the RDMA connection manager makes no connection ({call})",
+    title="the RDMA connection manager makes no connection",
     why="perftest's -R, rping and their kin name an IP address: it has to be one of an adapter's own interface (in a pod its virtual function's), with a route over it to the peer.",
-    where=lambda groups, line: groups["call"] in ("resolve_addr", "resolve_route", "connect", "bind_addr", "aborting"),
 )
 says(
     "rdma-cm-loopback",
@@ -328,7 +330,6 @@ says(
 says(
     "broadcast-group-refused",
     "multicast join failed for {group:word}, status {code:int}",
-    "multicast join failed for {group:word}, status -{code:int}",
     cause="ib.port-down",
     strength=0.62,
     title="IPoIB cannot join its broadcast group ({group}): no IP traffic over InfiniBand (kernel log)",

@@ -52,6 +52,7 @@ says(
     where=lambda groups, line: (
         bool(re.search(r"mlx|bnxt|irdma|ice |efa|hwrm|assert_var|\bib\d?\b|NETDEV", line, re.IGNORECASE))
         and "err -12" not in line
+        and "High temperature" not in line
         and not _VIRTUAL.search(line)
     ),
 )
@@ -159,6 +160,7 @@ says(
 says(
     "adapter-heat",
     "High temperature on sensors with bit set",
+    "mlx5_core {dev}: {}Health issue observed, High temperature",
     "module {module}, High Temperature",
     "Transceiver module {}over temperature",
     cause="gpu.thermal-power",

@@ -182,7 +182,7 @@ says(
     why="The kernel, the cgroup or Kubernetes killed a process for want of host memory; or an allocation of host memory failed.",
     where=lambda groups, line: (
         not re.search(
-            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|(?i:\b(?:qp|cq|srq|pd|mr)s?\b)|QP|cudaHost|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
+            r"ibv_|mlx5dv_|\bfi_\w+\(|fi_mr_reg|register|\bOFI\b|CUDA|cuda|(?i:\b(?:qp|cq|srq|pd|mr)s?\b)|QP|reg_mr|CQ|potential root causes|OutOfMemoryError(?!: Task)|"
             r"GPU memory|HIP|torch\.Out|strerror: |"  # oneCCL's, of a call of libfabric's
             r"\(Ib failure:",  # MSCCL++ words the status of a completion as if it were an errno
             line,
@@ -516,9 +516,7 @@ says(
     strength=0.78,
     title="the container's restrictions get in the way",
     why="A system call or a device is refused inside the container (seccomp, capabilities, missing mounts, separate namespaces).",
-    where=lambda groups, line: bool(
-        re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed|Unknown Error", line)
-    ),
+    where=lambda groups, line: bool(re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed", line)),
 )
 says(
     "no-cdi-devices",
