@@ -31,9 +31,8 @@ def gpu_processes() -> Dict[str, Any]:
         seen += 1
         try:
             devices = _gpu_devices("/proc/%s/fd" % name)
-            if not devices and stat_fields(int(name))[:1] == [
-                "Z"
-            ]:  # its leader is gone, but a thread of it may live on
+            # Where its leader is gone, a thread of it may live on.
+            if not devices and stat_fields(int(name))[:1] == ["Z"]:
                 for thread in os.listdir(path("/proc/%s/task" % name)):
                     devices |= _gpu_devices("/proc/%s/task/%s/fd" % (name, thread))
         except PermissionError:

@@ -204,19 +204,16 @@ def _hot(host: Host, gpu: GpuDevice) -> Iterator[Finding]:
 def _capped(host: Host, gpus: list[GpuDevice]) -> Iterator[Finding]:
     share = value("gpu.power-limit.share")
     capped = [
-        gpu
+        (gpu, limit, default)
         for gpu in gpus
-        if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < share * gpu.power_default_w
+        if (limit := gpu.power_limit_w) and (default := gpu.power_default_w) and limit < share * default
     ]
     if capped:
         yield host.finding(
             "gpu.thermal-power.power-cap",
             Severity.WARN,
             f"the power limit of {len(capped)} of {len(gpus)} GPUs is below the default",
-            [
-                proof(host, gpu, f"power limit {gpu.power_limit_w:.0f} W, default {gpu.power_default_w:.0f} W")
-                for gpu in capped
-            ],
-            default_power_limit(capped[0].index, capped[0].power_default_w or 0.0),
-            places=[place(host, gpu) for gpu in capped],
+            [proof(host, gpu, f"power limit {limit:.0f} W, default {default:.0f} W") for gpu, limit, default in capped],
+            default_power_limit(capped[0][0].index, capped[0][2]),
+            places=[place(host, gpu) for gpu, _, _ in capped],
         )

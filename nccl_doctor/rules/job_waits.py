@@ -48,7 +48,7 @@ def _stuck_workers(rank: Rank) -> list[Process]:
 
 
 def _is_halted(process: Process) -> bool:
-    return any(reading and reading.state in "Tt" for reading in process.readings[-1:])
+    return any(reading and reading.state in ("T", "t") for reading in process.readings[-1:])
 
 
 def _is_idle(process: Process) -> bool:

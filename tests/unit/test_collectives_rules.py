@@ -305,6 +305,7 @@ BOTH = (size([0, 0]), size([0, 0], "allgather"), link(0, 1, 1.0))
         ((), {}, "no allreduce and no allgather was measured"),
         (BOTH[:1], {}, "no allgather was measured"),
         (BOTH[:2], {}, "no pair of hosts was timed"),
+        (BOTH[:2], {"host": "localhost"}, "no pair of hosts was timed"),  # what two machines may both call themselves
         (({**BOTH[0], "wrong": None}, BOTH[1]), {}, "what came out was not compared on all ranks"),
         (({**BOTH[0], "wrong": [0]}, BOTH[1]), {}, "what came out was not compared on all ranks"),
         ((size([0]), size([0], "allgather")), {}, "not all ranks took part in each collective"),

@@ -455,6 +455,5 @@ def test_it_prints_with_everything_open(opened: browsers.Browser) -> None:
 
 
 def test_curves_for_a_format_that_draws_none_are_refused() -> None:
-
     told = typed("report run.ndb --format json --bench run.json")
     assert told.exit_code == 2 and "--bench draws curves" in told.output

@@ -74,10 +74,10 @@ def _thread(pid: int, tid: int) -> Optional[Dict[str, Any]]:
         return None
     thread = {
         "id": tid,
-        "name": readable("/proc/%d/%scomm" % (pid, place)).strip()[:40],
+        "name": readable("/proc/%d/%scomm" % (pid, place))[:40],
         "state": fields[0],
         "cpu_s": _seconds(fields[11], fields[12]),
-        "waits_in": readable("/proc/%d/%swchan" % (pid, place)).strip("0\n")[:60],
+        "waits_in": readable("/proc/%d/%swchan" % (pid, place)).strip("0")[:60],
     }
     if tid == pid or fields[0] == "D":
         thread.update(_call(pid, place))
