@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from nccl_doctor.agent.probing import first_line, path, readable
 
@@ -11,7 +11,9 @@ _FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
 _VARIABLES = (
     "KUBERNETES_SERVICE_HOST",
     "SINGULARITY_NAME",
+    "SINGULARITY_CONTAINER",
     "APPTAINER_NAME",
+    "APPTAINER_CONTAINER",
     "ENROOT_ROOTFS",
     "container",
     "PODMAN_VERSION",
@@ -24,15 +26,10 @@ _INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shep
 
 
 def container() -> Dict[str, Any]:
-    """Hints that this is a container, each with where it was seen, and what this process may do in it."""
-    hints = [absolute for absolute in _FILES if os.path.exists(path(absolute))]
-    hints += ["$" + name for name in _VARIABLES if os.environ.get(name)]
-    group = re.search(r"(docker|kubepods|libpod|lxc|containerd)", readable("/proc/self/cgroup"))
-    if group:
-        hints.append("/proc/self/cgroup: " + group.group(1))
+    """The signs that this is a container, each with where it was seen, and what this process may do in it."""
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", readable("/proc/self/status"), re.M)
     return {
-        "hints": hints,
+        "hints": _signs(),
         "capabilities": capabilities.group(1) if capabilities else "",
         "user_namespace": _is_mapped(readable("/proc/self/uid_map")),
     }
@@ -45,18 +42,20 @@ def _is_mapped(uid_map: str) -> Optional[bool]:
 
 def in_container() -> Optional[str]:
     """The sign by which this process runs in a container, or None. ``pid 1 is ...`` is a weak sign, the others sure."""
-    if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION):
-        return GVISOR
-    for absolute in _FILES:
-        if os.path.exists(path(absolute)):
-            return absolute
-    for name in (*_VARIABLES, "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
-        if os.environ.get(name):
-            return "$" + name
-    if _CONTAINER_WORDS.search(readable("/proc/1/cgroup")):
-        return "/proc/1/cgroup"
-    mounts = [line for line in readable("/proc/self/mountinfo", 1 << 20).splitlines() if line.split()[4:5] == ["/"]]
-    if any(_CONTAINER_WORDS.search(line) for line in mounts):
-        return "/proc/self/mountinfo"
+    for sign in _signs():
+        return sign
     first = first_line("/proc/1/comm")
     return "pid 1 is %s" % first if first and first not in _INITS else None
+
+
+def _signs() -> List[str]:
+    """All sure signs. A login by ssh has no variables of its container, and cgroups of version 2 no name of it: then its mounts tell."""
+    signs = [GVISOR] if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION) else []
+    signs += [absolute for absolute in _FILES if os.path.exists(path(absolute))]
+    signs += ["$" + name for name in _VARIABLES if os.environ.get(name)]
+    roots = [line for line in readable("/proc/self/mountinfo", 1 << 20).splitlines() if line.split()[4:5] == ["/"]]
+    for name, text in (("/proc/1/cgroup", readable("/proc/1/cgroup")), ("/proc/self/mountinfo", "\n".join(roots))):
+        word = _CONTAINER_WORDS.search(text)
+        if word:
+            signs.append("%s: %s" % (name, word.group()))
+    return signs

@@ -240,6 +240,18 @@ def system_tree() -> dict[str, str | bytes | None]:
     }
 
 
+def test_a_login_to_a_pod_knows_it_by_its_mounts(tmp_path: Path) -> None:
+    """Neither sshd's variables nor cgroups of version 2 say so, and containerd leaves no file."""
+    overlay = "overlay overlay rw,lowerdir=/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/7/fs"
+    tree = system_tree() | {"/proc/self/mountinfo": MOUNTS.replace("ext4 /dev/sda1 rw", overlay)}
+    tree |= {"/proc/1/cgroup": "0::/\n", "/proc/self/cgroup": "0::/\n"}
+    del tree["/.dockerenv"]
+    write_tree(tmp_path, tree)
+    facts = msgspec.convert(probe("system", tmp_path), System)
+    assert facts.container.hints == ("/proc/self/mountinfo: containerd",)
+    assert probe("gpu", tmp_path)["container"] == "/proc/self/mountinfo: containerd"
+
+
 def test_system_of_a_recorded_host(tmp_path: Path) -> None:
     write_tree(tmp_path, system_tree())
     data = probe("system", tmp_path, {"HF_HOME": "/mnt/my data/hf", "TMPDIR": "relative"})
