@@ -26,6 +26,7 @@ from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 
+_HALTED = ("stopped", "frozen", "traced")  # kinds of what hang.stopped is told of
 LATE_S = 30.0  # of silence: a step may take as long
 
 
@@ -45,10 +46,6 @@ def _stuck_workers(rank: Rank) -> list[Process]:
     if rank.now.kind != "loader":
         return []
     return [child for child in rank.children if is_worker(child) and not _is_idle(child)]
-
-
-def _is_halted(process: Process) -> bool:
-    return any(reading and reading.state in ("T", "t") for reading in process.readings[-1:])
 
 
 def _is_idle(process: Process) -> bool:
@@ -132,7 +129,7 @@ def dataloader(fleet: Fleet) -> Iterator[Finding]:
     """
     for job in jobs_of(fleet):
         for rank in job.ranks.values():
-            workers = [child for child in _stuck_workers(rank) if not _is_halted(child)]
+            workers = [child for child in _stuck_workers(rank) if looks(child)[-1].kind not in _HALTED]
             if not workers or job.moved_bytes or not rank.stays:
                 continue
             doing = looks(workers[0])[-1]

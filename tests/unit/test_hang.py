@@ -830,6 +830,9 @@ def test_a_loader_worker_that_hangs_is_named_and_one_without_work_is_not() -> No
     assert not {"hang.dataloader", "internal-error"} & {item.id for item in answer.report.findings}
     answer = examine(bundle(*ranks, worker(900, IDLE_WORKER)))
     assert first(answer).id == "hang.elsewhere" and "waits for data" in first(answer).title
+    for held in (reading("T"), reading("t"), reading("S", frozen=True)):  # where it stands is then no fault of its line
+        found = examine(bundle(*ranks, {**worker(901, WORKER), "readings": [held] * 2})).report.findings
+        assert {"hang.stopped", "hang.stopped.traced", "hang.dataloader"} & {item.id for item in found} == {found[0].id}
 
 
 def test_ranks_in_different_collectives_are_a_mismatch() -> None:
