@@ -106,6 +106,14 @@ says(
     title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
     why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
 )
+says(
+    "csh-cannot-export",
+    "export: Command not found.",
+    cause="launch.env-missing",
+    strength=0.86,
+    title="the login shell of a host is csh, which has no export: what the launcher sets over ssh is not set there",
+    why="Launchers write export NAME=value before the command that ssh runs, for a shell of Bourne's kind: bash -l as the user's shell there, or a launcher that passes the variables itself (mpirun, srun).",
+)
 
 
 def _more_than_the_world(line: str) -> bool:

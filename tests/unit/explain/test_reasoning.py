@@ -423,7 +423,9 @@ def test_where_results_will_be_saved_is_no_work() -> None:
     timeout = "[E ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=BROADCAST"
     said = "[INFO] trainer: the checkpoints will be saved in /data/run-7\n"
     assert explain_text(said + timeout + "\n").verdict is Verdict.UNDECIDED
-    assert explain_text(said.replace("will be saved", "are being saved") + timeout + "\n").verdict is not Verdict.UNDECIDED
+    assert (
+        explain_text(said.replace("will be saved", "are being saved") + timeout + "\n").verdict is not Verdict.UNDECIDED
+    )
 
 
 def test_harmless_lines_are_cut_between_words() -> None:
