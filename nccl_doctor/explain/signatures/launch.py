@@ -139,6 +139,12 @@ says(
     where=lambda groups, line: not (_more_than_the_world(line) or _LATER_BARRIER.search(line)),
 )
 says(
+    "barrier-completed",
+    "Completed store-based barrier for key",
+    "All distributed processes registered. Starting with",
+    why="All ranks have come to the store's barrier.",
+)
+says(
     "group-joined-partly",
     "store_based_barrier_key:{number:int} (world_size={world:int}, worker_count={joined:int}",
     "store_based_barrier_key:{number:int} (world_size={world:int}, num_workers_joined={joined:int}",

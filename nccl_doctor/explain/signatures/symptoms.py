@@ -544,6 +544,7 @@ says(
 says(
     "worker-failed",
     "WorkerProc failed to start",
+    "WorkerProc initialization failed",
     "Worker failed with error",
     "WorkerProc hit an exception",
     "Executor failed",

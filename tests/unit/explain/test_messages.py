@@ -502,6 +502,30 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
 
 
+_EARLY = "02/21/2022 13:46:14 - INFO - torch.distributed.distributed_c10d -   Waiting in store based barrier to initialize process group for rank: 3, key: store_based_barrier_key:1 (world_size=6, worker_count=4, timeout=0:30:00)\n"
+_MEMBER = "initializing distributed: GLOBAL_RANK: 5, MEMBER: 6/6\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "missing"),
+    [
+        ("", True),
+        ("Rank 5: Completed store-based barrier for key:store_based_barrier_key:1 with 6 nodes.\n", False),
+        ("All distributed processes registered. Starting with 6 processes\n", False),
+    ],
+)
+def test_ranks_that_all_come_in_the_end_were_not_missing(end: str, missing: bool) -> None:
+    assert (explain_text(_EARLY + _MEMBER + end).verdict is Verdict.CAUSE_FOUND) is missing
+    titles = [cause.title for cause in explain_text(_MEMBER + end).causes]
+    assert ("1 of 6 ranks were started" in titles) is missing
+
+
+def test_memory_that_is_full_and_steps_behind_it_are_healthy() -> None:
+    full = "[INFO] [utils.py:834:see_memory_usage] CPU Virtual Memory:  used = 502.63 GB, percent = 99.8%\n"
+    steps = "".join(f"step {number} loss 2.1\n" for number in (10, 20, 30))
+    assert explain_text(full + steps).verdict is Verdict.HEALTHY
+
+
 TITLES = {
     "this ps-lite (MXNet, BytePS) was built without the transport that DMLC_ENABLE_RDMA or DMLC_PS_VAN_TYPE asks for: 1": (
         "[08:35:53] src/postoffice.cc:25: Creating Van: 1\n[08:35:53] 3rdparty/ps-lite/include/dmlc/logging.h:276: [08:35:53] src/van.cc:97: unsupported van type: 1",
@@ -663,6 +687,7 @@ OPEN = {
     ),
     "sys.host-oom": (
         "ERROR 01-29 08:37:48 [core_client.py:564] Engine core proc EngineCore_DP1 died unexpectedly, shutting down client.",
+        "[2023-03-01 05:13:31,393] [INFO] [utils.py:834:see_memory_usage] CPU Virtual Memory:  used = 502.63 GB, percent = 99.8%",
     ),
     "launch.killed": (
         "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR "
@@ -703,6 +728,8 @@ OPEN = {
     ),
     "app.rank-exception": (
         "[ERROR] Command not found: our_profiler",
+        'Traceback (most recent call last):\n  File "/app/vllm/v1/engine/core.py", line 450, in __init__\n    super().__init__(vllm_config, executor_class, log_stats,\n'
+        "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.",
         "insmod: ERROR: could not insert module mlx5_ib.ko: File exists",
     ),
     "launch.world-size": (
