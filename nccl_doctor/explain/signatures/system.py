@@ -563,6 +563,7 @@ _TOLERATED = re.compile(r"Tolerations:|op=Exists|:NoExecute for \d")  # what a p
 says(
     "node-failure",
     "DUE TO NODE FAILURE",
+    "preempted (node failure)",  # Torque, Moab
     "Node failure on {node:word}",
     "NODE_FAIL",
     "NodeNotReady",
