@@ -366,10 +366,10 @@ says(
     "process_vm_writev(pid={}returned {value:int}: Bad address",
     "process_vm_readv(pid={}returned {value:int}: No such process",
     "process_vm_writev(pid={}returned {value:int}: No such process",
-    cause="sys.container",
+    cause="net.plugin",
     page="net.plugin.transport",
     strength=0.58,
-    title="UCX copies from an address that its neighbour process does not have: containers with process numbers of their own, or GPU memory taken for the host's",
+    title="UCX copies from an address that its neighbour process does not have: GPU memory taken for the host's, or containers with process numbers of their own",
     why="Cross-memory attach names a process by its number. UCX_TLS=^cma does without; containers of one host need one PID name space (--pid=host) for it.",
 )
 says(

@@ -314,6 +314,13 @@ says(
     why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
 )
 says(
+    "ucx-frame",
+    "uct_{function:word}",
+    "ucp_{function:word}",
+    why="A function of UCX in a stack, or in the line of source that its crash handler shows.",
+    where=lambda groups, line: re.search(r"\buc[tp]_\w+(?:\(\)|\+0x)", line) is not None,
+)
+says(
     "crash-python",
     "Current thread {pid:hex} (most recent call first)",
     rows=1,

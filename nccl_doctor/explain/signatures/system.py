@@ -542,6 +542,7 @@ says(
 says(
     "devices-taken-away",
     "Failed to initialize NVML: Unknown Error",
+    "Failed to initialize NVML: ERROR_UNKNOWN",  # through a library in between (HAMi)
     cause="sys.container",
     page="gpu.driver.failed",
     strength=0.93,
