@@ -644,6 +644,23 @@ says(
     why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
 )
 says(
+    "container-reason",
+    "nvidia-container-cli: {error}\\",  # quoted by runc, once or several times
+    "nvidia-container-cli: {error}",
+    "enroot-nsenter: {error}",
+    "enroot-mount: {error}",
+    "enroot-switchroot: {error}",
+    "enroot-mksquashovlfs: {error}",
+    "enroot-aufs2ovlfs: {error}",
+    "enroot-makedev: {error}",
+    cause="sys.container",
+    page="sys.container.not-started",
+    strength=0.67,
+    title="the container could not be started: {error}",
+    why="The program of the container runtime that failed, by its own words: nvidia-container-cli asks the node's driver for the GPUs and mounts them, enroot's helpers make name spaces and mounts.",
+    where=lambda groups, line: " error: " in groups["error"] or ("enroot-" in line and "command not found" not in line),
+)
+says(
     "container-runtime",
     "OCI runtime create failed",
     "nvidia-container-cli: {error}",
