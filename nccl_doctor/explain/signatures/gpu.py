@@ -549,6 +549,15 @@ for _cause, _title, _names in (
         why="The driver's own result, which SYCL, oneCCL and torch repeat.",
     )
 says(
+    "level-zero-unknown",
+    "Unknown PI error",
+    *(f"{api}_ERROR_UNKNOWN" for api in ("ZE_RESULT", "UR_RESULT", "PI")),
+    cause="gpu.driver",
+    strength=0.52,
+    title="the driver of an Intel GPU gave SYCL an error without a name",
+    why="Mostly a driver (compute runtime, kernel) that does not fit this oneAPI, or a GPU whose engine hung: the kernel log (i915, xe) of the host says which.",
+)
+says(
     "userbuffers-refused",
     "userbuffers-host.cpp:{line:int} in function {function:word}: CUDA Error: operation not supported",
     cause="gpu.driver",
