@@ -131,8 +131,8 @@ says(
     "nable to establish a connection to the specified host",
     cause="unrelated",
     strength=0.5,
-    title="DCGM could not start, or its client does not reach it: nothing was measured, and jobs do not need it",
-    why="Monitoring alone. -17 is a lack of permission (SYS_ADMIN, root); a connection ends when nv-hostengine ends, or is of another release.",
+    title="DCGM did not start, or a client of it lost the connection: monitoring alone, which jobs do not need",
+    why="Metrics or a diagnostic are missing. -17 is a lack of permission (SYS_ADMIN, root); a connection ends when nv-hostengine ends, or is of another release.",
 )
 says(
     "dcgm-pcie",
