@@ -12,7 +12,7 @@ from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW, TESTS_LARGEST
 
 SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -20,6 +20,7 @@ _COLLECTIVE = re.compile(
     r"distributed_c10d|init_process_group|all_?reduce|all_?gather|reduce_scatter|broadcast|barrier|rendezvous|all_?to_?all|"
     r"ncclComm|store_based|synchronize"
 )
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}  # of the sizes of nccl-tests, as powers of two
 _LONG = 300.0  # seconds without a step
 _ZONES_APART = 14 * 3600.0  # seconds: time zones differ by no more
 _SLURMS_TIME = "CANCELLED AT "
@@ -164,14 +165,16 @@ class Hang:
     def stopped_tables(self) -> list[Hit]:
         """Where a table of nccl-tests ends long before the largest size that was asked for: its last row, or its heading."""
         logs, stopped = self._logs, []
-        for head in logs.lasts("tests-range"):
+        for head in logs.lasts("tests-range") or logs.lasts("tests-command"):
             row, closed = (logs.last(name, head.file) for name in ("busbw-row", "busbw-average"))
             if closed is not None and closed.line > head.line:
                 continue
             size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
+            asked = TESTS_LARGEST.search(head.text)
+            largest = int(asked["number"]) << _UNITS[asked["unit"].upper()] if asked else int(head.groups["largest"])
             if row is None or size is None:
-                stopped.append(head)
-            elif 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
+                stopped += [] if asked else [head]
+            elif 2 * int(size["size"]) <= largest:  # sizes are rounded down
                 stopped.append(row)
         return stopped
 

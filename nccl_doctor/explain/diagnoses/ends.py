@@ -100,6 +100,19 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
         yield Candidate("sw.nccl-bug", 0.78, title, proof, *speakers(frames))
 
 
+@diagnosis
+def crash_inside_ucx(case: Case) -> Iterable[Candidate]:
+    """UCX's crash handler showed a stack, and a function of UCX is in it: mostly it copied as the host's what is memory of a GPU,
+    for want of its CUDA or ROCm transports (UCX_TLS without cuda_copy, a build without them), or the program freed a buffer."""
+    frames = case.hits("ucx-frame")
+    ended_itself = any(re.search(r"_err(?:or)?\b|_failure\b", hit.text) for hit in frames)  # the lines before say why
+    if frames and not ended_itself and any("==== backtrace" in hit.text for hit in case.hits("crash-stack")):
+        called = re.search(r"\buc[tp]_\w+(?=\(\)|\+0x)", frames[0].text)
+        title = f"a process crashed inside UCX{f', in {called.group()}' if called else ''}"
+        yield Candidate("net.plugin", 0.56, title, frames[:4], *speakers(frames), page="net.plugin.transport")
+        yield Candidate("app.rank-exception", 0.44, title, frames[:1])
+
+
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _RANK = re.compile(r"\b[Rr]ank[ :=]{1,2}(\d+)\b")

@@ -201,12 +201,16 @@ def no_device_listed(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def small_memlock(case: Case) -> Iterable[Candidate]:
-    """Registration fails with ENOMEM (or older NCCL does not say why), and a small locked-memory limit is told."""
+    """Registration fails with ENOMEM (or older NCCL and perftest do not say why), and a small locked-memory limit is told.
+    What perftest took from a GPU is no matter of that limit."""
     values = [
         hit for hit in case.hits("memlock-value") if not hit.groups.get("value") or int(hit.groups["value"]) < 1_000_000
     ]
     unsaid = case.hits("reg-mr-unsaid")
-    if unsaid:
+    if buffers := case.hits("perftest-gpu-buffer") if unsaid else []:
+        title = "GPU memory cannot be registered for GPUDirect RDMA"
+        yield Candidate("ib.gdr", 0.8, title, [*unsaid[:4], *buffers[:2]], *speakers(unsaid))
+    elif unsaid:
         queues = [hit for hit in unsaid if "create_" in hit.text]
         title = "a queue of the adapter cannot be created" if queues else "memory cannot be registered with the adapter"
         title += ", and the locked-memory limit is small" * bool(values)

@@ -313,6 +313,26 @@ def _in_turn(case: Case, one: Hit, other: Hit) -> bool:
 
 
 @diagnosis
+def no_algorithm(case: Case) -> Iterable[Candidate]:
+    """NCCL does not fall back where the forced algorithm or protocol does not exist for this function, data type or machine.
+
+    Releases before 2.24 do not say whether one was forced; where none was, the choice of NCCL itself, or of a tuner plugin, was empty.
+    """
+    hits = case.hits("no-algorithm")
+    forced = [hit for hit in hits if "was set to" in hit.text]
+    forced += case.env.get("NCCL_ALGO", []) + case.env.get("NCCL_PROTO", [])
+    if forced:
+        title = "NCCL_ALGO/NCCL_PROTO leave no algorithm for this collective"
+        yield from rivals({"env.bad-nccl-var": 0.93}, title, hits and [*hits[:4], *forced[:2]], *speakers(hits))
+        return
+    causes = ["env.bad-nccl-var", "sw.nccl-bug"]
+    if any(" INFO " in hit.text or "for function" in hit.text for hit in case.hits("no-algorithm", "nccl-trail")):
+        causes.reverse()
+    title = "NCCL finds no algorithm for a collective, and no line says that NCCL_ALGO or NCCL_PROTO forces one"
+    yield from rivals(falling(causes, 0.6, 0.1), title, hits[:4], *speakers(hits))
+
+
+@diagnosis
 def described_topology(case: Case) -> Iterable[Candidate]:
     """NCCL's picture of the machine does not hold together: a topology file that was given, else NCCL's own detection.
 

@@ -119,7 +119,11 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
     if not retries or case.has("nccl-init-complete", "channel-net", "progress"):
         return
     timed_out = [hit for hit in retries if "timed out" in hit.text or "No route" in hit.text]
-    if timed_out:
+    local = [hit for hit in case.hits("bootstrap-using") if hit.groups["address"].startswith("169.254.")]
+    if local and case.count("connect-retry") > 2:
+        title = f"NCCL chose {local[0].groups['interface']}, whose link-local address a peer on another host takes for one of its own"
+        yield Candidate("net.wrong-interface", 0.76, title, [*local[:2], *retries[:3]], *speakers(local))
+    elif timed_out:
         title = "connections to peers time out again and again: dropped by a firewall, or the wrong interface"
         yield Candidate("net.firewall", 0.58, title, timed_out[:6], *speakers(timed_out))
     elif case.count("connect-retry") > 8:

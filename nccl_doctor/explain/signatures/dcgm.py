@@ -124,6 +124,17 @@ says(
     why="Monitoring alone: profiling metrics are not for this GPU, a second exporter or a profiler holds them, or DCGM's module does not fit the driver.",
 )
 says(
+    "dcgm-without-engine",
+    "Host engine connection invalid/disconnected",
+    "CacheManager Init Failed. Error: {code}",
+    "Unable to connect to host engine",
+    "nable to establish a connection to the specified host",
+    cause="unrelated",
+    strength=0.5,
+    title="DCGM did not start, or a client of it lost the connection: monitoring alone, which jobs do not need",
+    why="Metrics or a diagnostic are missing. -17 is a lack of permission (SYS_ADMIN, root); a connection ends when nv-hostengine ends, or is of another release.",
+)
+says(
     "dcgm-pcie",
     "is running at PCI link generation {have:int}, which is below",
     "is running at PCI link width {have}, which is below",

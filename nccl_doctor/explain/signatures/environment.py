@@ -12,10 +12,7 @@ says(
     "algorithm/protocol {}available",
     "NCCL_ALGO was set to {value}",
     "NCCL_PROTO was set to {value}",
-    cause="env.bad-nccl-var",
-    strength=0.93,
-    title="NCCL_ALGO/NCCL_PROTO leave no algorithm for this collective",
-    why="Since 2.24 NCCL does not fall back: the forced algorithm does not exist for this function, data type or machine.",
+    why="NCCL has no algorithm for a collective; since 2.24 it says whether a variable forced one.",
     where=lambda groups, line: "o algorithm/protocol" in line or "WARN" in line or "rror" in line,
 )
 says(

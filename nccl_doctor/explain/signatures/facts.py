@@ -10,6 +10,7 @@ BUSBW_ROW = re.compile(
     r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
     r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
+TESTS_LARGEST = re.compile(r"_perf\b.{0,200}? (?:-e|--maxbytes)[ =]?(?P<number>\d{1,14})(?P<unit>[KMGkmg]?)\b")
 # Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
 _TIMES = re.compile(
     r"\b(?:time|latency|duration)\b.{0,30}?(?<![\d.])(?:[2-9]|\d\d+)(?:\.\d+)?x (?:the )?(?:reference|baseline)",
@@ -318,6 +319,12 @@ says(
     " minBytes {smallest:int} maxBytes {largest:int} step: ",
     "Reducing maxBytes to {largest:int} due to memory limitation",
     why="nccl-tests says which sizes it will run.",
+)
+says(
+    "tests-command",
+    "_perf {options}",
+    why="The command line of an nccl-test, with its largest size.",
+    where=lambda groups, line: TESTS_LARGEST.search(line) is not None,
 )
 says(
     "tests-device",

@@ -127,6 +127,20 @@ says(
     why="nvidia-smi mig needs root, or the capabilities below /proc/driver/nvidia/capabilities (mig/config, mig/monitor) in the container.",
 )
 says(
+    "mig-not-applied",
+    "Error applying MIG configuration{}: {error}",  # nvidia-mig-parted
+    "Error setting MIGConfig: {error}",
+    "Unsupported MIG Device specified",
+    "Unable to enable MIG Mode for GPU {gpu:word}: {error}",  # nvidia-smi
+    "Unable to disable MIG Mode for GPU {gpu:word}: {error}",
+    cause="gpu.mig",
+    page="gpu.mig.pending",
+    strength=0.8,
+    title="the MIG layout that was asked for could not be set: {error}",
+    why="Instances can only be changed, and a GPU reset, with no client left on it; and the names of the profiles differ by model and driver.",
+    where=lambda groups, line: "Insufficient Permissions" not in line,
+)
+says(
     "driver-waits",
     "] uvm_spin_loop+0x",
     cause="gpu.fell-off-bus",
@@ -323,6 +337,14 @@ says(
     where=lambda groups, line: not _absurd(line),
 )
 says(
+    "vgpu-limit",
+    "]: Device {gpu:int} OOM {wanted:int} / {limit:int}",
+    cause="gpu.oom",
+    strength=0.9,
+    title="the vGPU library (HAMi) gives this container {limit} bytes of a GPU's memory, and the job asked for more",
+    why="Its limit is the pod's share (nvidia.com/gpumem), not what the GPU has; nvidia-smi in the container shows the share.",
+)
+says(
     "cuda-oom-absurd",
     "Tried to allocate {size}",
     "more than 1EB memory",
@@ -430,6 +452,10 @@ says(
     "amdgpu: GPU reset begin",
     "amdgpu{}ring {}timeout",
     "amdgpu: GPU reset({count}) failed",
+    "[amdgpu]] *ERROR* {}ring {ring:word} test failed",
+    "VRAM is lost",
+    "qcm fence wait loop timeout expired",
+    "cp might be in an unrecoverable state",
     "nvidia {pci}: AER: can't recover",
     "amdgpu {pci}: AER: can't recover",
     "Failed to detect {}GPUs",
@@ -522,6 +548,15 @@ for _cause, _title, _names in (
         title=_title,
         why="The driver's own result, which SYCL, oneCCL and torch repeat.",
     )
+says(
+    "level-zero-unknown",
+    "Unknown PI error",
+    *(f"{api}_ERROR_UNKNOWN" for api in ("ZE_RESULT", "UR_RESULT", "PI")),
+    cause="gpu.driver",
+    strength=0.52,
+    title="the driver of an Intel GPU gave SYCL an error without a name",
+    why="Mostly a driver (compute runtime, kernel) that does not fit this oneAPI, or a GPU whose engine hung: the kernel log (i915, xe) of the host says which.",
+)
 says(
     "userbuffers-refused",
     "userbuffers-host.cpp:{line:int} in function {function:word}: CUDA Error: operation not supported",

@@ -304,6 +304,7 @@ says(
     "sync event{}communication established",
     "sync event{}send queue drained",
     "sync event{}last WQE reached",
+    "sync event for bogus resource 0x",  # the kernel, of a process that has ended
     "sync event{}path migrated",
     "ACCESS_REG(0x805) op_mod({mode:hex}) failed, status bad parameter",
     role=H,

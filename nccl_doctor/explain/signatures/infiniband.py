@@ -452,6 +452,7 @@ _REG = (
 says(
     "reg-mr-nomem",
     *_REG,
+    "Unable to register MR",  # libfabric
     "ibv_create_qp failed",
     "ibv_create_cq failed",
     "ibv_alloc_pd failed",
@@ -488,6 +489,22 @@ says(
     "Couldn't allocate PD",
     why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
     where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
+)
+says(
+    "perftest-gpu-buffer",
+    "allocated GPU buffer ",
+    "bytes of GPU buffer at ",
+    "bytes of MLU buffer at ",
+    "bytes of accelerator buffer at ",
+    why="perftest: what it registers next is memory of a GPU.",
+)
+says(
+    "perftest-usage",
+    " Parser function exited with Error",
+    cause="unrelated",
+    strength=0.74,
+    title="perftest refuses its own options",
+    why="The line before says which option: it lacks another one, comes before the one it needs, or is not for this test.",
 )
 says(
     "memlock-text",
@@ -610,6 +627,7 @@ says(
     "NET/IB : Unable to query device",
     "NET/IB : Unable to query port",
     "has a different number of devices=",
+    "librdmacm: Fatal: unable to get RDMA device list",
     "rdma_getaddrinfo: No such device",
     "rdma_create_event_channel: No such device",
     "rdma_create_id: No such device",

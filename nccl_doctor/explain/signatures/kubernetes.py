@@ -109,6 +109,7 @@ says(
     "device-plugin-failed",
     "Allocate failed due to rpc error",
     "Allocate failed due to device plugin",
+    "unable to find GPU device allocation by scheduler, which is unexpected",
     "Failed to prepare dynamic resources: ",
     "endpoint not found in cache for a registered resource",
     cause="gpu.not-visible",

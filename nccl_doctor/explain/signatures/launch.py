@@ -440,7 +440,7 @@ says(
     title="the job was stopped from outside",
     why="The scheduler (time limit, preemption, cancel), a person or the platform ended it.",
     where=lambda groups, line: (
-        "NODE FAILURE" not in line
+        "node failure" not in line.lower()
         and (" TIMEOUT " not in line or re.search(r" TIMEOUT\s+\d+:\d+", line) is not None)
         and "dataloader" not in line.lower()
         # not of requests and blocks of a serving engine's or a loader's cache

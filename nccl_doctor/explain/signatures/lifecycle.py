@@ -190,7 +190,7 @@ says(
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
-        re.search(r"Deactivated|be able to |Cleaning up|\wrc[= ]0", line) is None  # broadcast(t, src=0)
+        re.search(r"Deactivated|be able to |Cleaning up|eset succe|\wrc[= ]0", line) is None  # broadcast(t, src=0)
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
         and ("uccessfully" not in line or (bool(_WORK.search(line)) and not _PREPARATION.search(line)))

@@ -203,6 +203,17 @@ says(
     where=lambda groups, line: "show_help" not in groups["file"],  # only a message that got lost
 )
 says(
+    "pmix-unpack",
+    "PMIX ERROR: UNPACK-FAILURE in file {file}",
+    "UNPACK-PMIX-VALUE: UNSUPPORTED TYPE {type:int}",
+    cause="sw.library-conflict",
+    page="sw.library-conflict.mpi",
+    strength=0.46,
+    fold="PMIx cannot read what its peer sent",
+    title="PMIx cannot read what its peer sent: another version in the launcher (srun, mpirun) than in the program, or a fault of a release",
+    why="Versions of PMIx know each other's values only in part. Where the ranks go on nothing was lost but a setting.",
+)
+says(
     "mpi-nbc",
     "NBC_Progress: an error {code:int} was found during schedule",
     "MPI Error in NBC subrequest {request:word} : {code:int}",
@@ -269,6 +280,7 @@ says(
     "At least one pair of MPI processes are unable to reach each other",
     "MPI_INIT has failed because at least one MPI process is unreachable",
     "BTLs attempted: {names}",
+    "Unreachable{}(-12) instead of",
     cause="net.wrong-interface",
     page="net.plugin.transport",
     strength=0.66,
@@ -341,11 +353,24 @@ says(
     "mpi-reads-no-memory",
     "Cannot read from remote process",
     "process_vm_readv{}Operation not permitted",
+    "process_vm_writev{}Operation not permitted",
     cause="sys.container",
     strength=0.82,
     title="MPI may not read the memory of its neighbour process: ptrace is restricted",
     why="Shared-memory transports copy with process_vm_readv, which kernel.yama.ptrace_scope, seccomp or a container without SYS_PTRACE forbid.",
-    where=lambda groups, line: "MPI" in line or "process_vm_readv" in line,
+    where=lambda groups, line: "MPI" in line or "process_vm_" in line,
+)
+says(
+    "ucx-foreign-address",
+    "process_vm_readv(pid={}returned {value:int}: Bad address",
+    "process_vm_writev(pid={}returned {value:int}: Bad address",
+    "process_vm_readv(pid={}returned {value:int}: No such process",
+    "process_vm_writev(pid={}returned {value:int}: No such process",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.58,
+    title="UCX copies from an address that its neighbour process does not have: GPU memory taken for the host's, or containers with process numbers of their own",
+    why="Cross-memory attach names a process by its number. UCX_TLS=^cma does without; containers of one host need one PID name space (--pid=host) for it.",
 )
 says(
     "mpi-singleton",

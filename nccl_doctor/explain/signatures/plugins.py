@@ -174,6 +174,26 @@ says(
     "and what libfabric warned of before, say what failed.",
 )
 says(
+    "efa-fork",
+    "ibfabric EFA provider is operating in",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.9,
+    title="libfabric's EFA provider ends the process: it made a child process (fork) after memory was registered",
+    why="Before kernel 5.13 a child takes pages from its parent that the adapter reads. Its own text names the variable (FI_EFA_FORK_SAFE, formerly RDMAV_FORK_SAFE); rdma-core has to be 31.1 or later.",
+)
+says(
+    "efa-memory",
+    "nable to set memops for ",
+    "Failed to perform cuPointerSetAttribute: ",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.8,
+    title="libfabric's EFA provider asks CUDA for what memory from cuMemCreate does not have (synchronous memops)",
+    why="NCCL allocates with cuMemCreate since 2.19. EFA's installer 1.29.1 and later ask for it no more, earlier ones do unless FI_EFA_SET_CUDA_SYNC_MEMOPS=0.",
+    where=lambda groups, line: "libfabric:" in line,
+)
+says(
     "libfabric-warn",
     "<warn> {message}",
     "libfabric:{message}",

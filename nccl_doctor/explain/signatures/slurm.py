@@ -143,6 +143,7 @@ says(
     "slurm-counts-fewer-gpus",
     "etting node {node:word} state to {state:word} with reason:gres/gpu count reported lower than configured ({there:int} < {wanted:int})",
     "gpu count reported lower than configured",
+    "Killing job {job:int}: gres/gpu count mismatch on node {node:word} (",
     cause="gpu.not-visible",
     strength=0.9,
     title="a node reports fewer GPUs to Slurm than slurm.conf names: Slurm takes it out of service",
@@ -219,6 +220,20 @@ says(
     strength=0.7,
     title="Slurm gives the job GPUs without their devices: its gres.conf on this node names no File=",
     why="Without device files (or AutoDetect=nvml) Slurm sets no CUDA_VISIBLE_DEVICES.",
+)
+says(
+    "slurm-gpus-left-out",
+    "The following autodetected GPUs are being ignored",
+    "Discarding the following config-only GPU due to lack of File specification",
+    "Could not find an unused configuration record with a GRES type that is a substring of system device",
+    "If using AutoDetect the amount of GPUs configured in slurm.conf does not match what was detected",
+    "gres.conf duplicate records for gpu",
+    "gres.conf for gpu, some records have ",
+    'gres/gpu lacks "File=" parameter for node {node:word}',
+    cause="gpu.not-visible",
+    strength=0.74,
+    title="slurm.conf and gres.conf do not name the node's GPUs as Slurm finds them, so it leaves some out",
+    why="slurmd matches Gres=gpu:TYPE:COUNT with what it detects. `slurmd -G` on the node prints what it finds; a type is a part of that name, and records without AutoDetect need File=.",
 )
 says(
     "slurm-node-too-small",

@@ -67,6 +67,7 @@ says(
     "driver-library-missing",
     "Failed to open libnvidia-ml.so.1",
     "could not load NVML library",  # the device plugin
+    "ERROR_LIBRARY_NOT_FOUND",  # go-nvml: dcgm-exporter and others
     "Incompatible strategy detected auto",
     "invalid device discovery strategy",
     cause="sys.container",
@@ -74,6 +75,16 @@ says(
     strength=0.72,
     title="the driver's libraries are not here: the container was started without the NVIDIA runtime",
     why="libnvidia-ml comes with the driver and is mounted into containers (--gpus, --nv); without it there is no driver, or no mount.",
+)
+says(
+    "vgpu-library",
+    "ERROR (pid:{}Illegal device id: {id:int}",  # HAMi-core
+    'File "/libvgpu/src/{file}"',
+    " in libvgpu.so[",
+    cause="sw.library-conflict",
+    strength=0.86,
+    title="the vGPU library that is loaded before CUDA's (HAMi's libvgpu.so) fails in a call of CUDA",
+    why="It stands between every program and the driver, and lacks or mistakes some of the calls that newer releases of NCCL and CUDA make.",
 )
 says(
     "undefined-symbol",
@@ -301,6 +312,13 @@ says(
     "==== backtrace",
     rows=14,
     why="Open MPI's or UCX's crash handler: the stack of the process follows, innermost frame first.",
+)
+says(
+    "ucx-frame",
+    "uct_{function:word}",
+    "ucp_{function:word}",
+    why="A function of UCX in a stack, or in the line of source that its crash handler shows.",
+    where=lambda groups, line: re.search(r"\buc[tp]_\w+(?:\(\)|\+0x)", line) is not None,
 )
 says(
     "crash-python",

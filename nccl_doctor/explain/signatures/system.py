@@ -542,6 +542,7 @@ says(
 says(
     "devices-taken-away",
     "Failed to initialize NVML: Unknown Error",
+    "Failed to initialize NVML: ERROR_UNKNOWN",  # through a library in between (HAMi)
     cause="sys.container",
     page="gpu.driver.failed",
     strength=0.93,
@@ -563,6 +564,7 @@ _TOLERATED = re.compile(r"Tolerations:|op=Exists|:NoExecute for \d")  # what a p
 says(
     "node-failure",
     "DUE TO NODE FAILURE",
+    "preempted (node failure)",  # Torque, Moab
     "Node failure on {node:word}",
     "NODE_FAIL",
     "NodeNotReady",
@@ -640,6 +642,23 @@ says(
     strength=0.55,
     title="Ray's daemon (raylet) on a node ended: crashed, killed for memory, or Ray was stopped there",
     why="Workers end with their raylet. raylet.out and the kernel log of that node say why.",
+)
+says(
+    "container-reason",
+    "nvidia-container-cli: {error}\\",  # quoted by runc, once or several times
+    "nvidia-container-cli: {error}",
+    "enroot-nsenter: {error}",
+    "enroot-mount: {error}",
+    "enroot-switchroot: {error}",
+    "enroot-mksquashovlfs: {error}",
+    "enroot-aufs2ovlfs: {error}",
+    "enroot-makedev: {error}",
+    cause="sys.container",
+    page="sys.container.not-started",
+    strength=0.67,
+    title="the container could not be started: {error}",
+    why="The program of the container runtime that failed, by its own words: nvidia-container-cli asks the node's driver for the GPUs and mounts them, enroot's helpers make name spaces and mounts.",
+    where=lambda groups, line: " error: " in groups["error"] or ("enroot-" in line and "command not found" not in line),
 )
 says(
     "container-runtime",

@@ -1117,6 +1117,24 @@ def test_no_title_shows_a_hole() -> None:
             assert not dangling.search(title), (template.text, title)
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            'docker: Error response from daemon: OCI runtime create failed: running prestart hook 1 caused \\"exit status 1, '
+            'stderr: nvidia-container-cli: initialization error: cuda error: unknown error\\n\\"": unknown.',
+            "initialization error: cuda error: unknown error",
+        ),
+        (
+            "slurmstepd: error: pyxis:     enroot-nsenter: failed to create user namespace: Permission denied",
+            "failed to create user namespace: Permission denied",
+        ),
+    ],
+)
+def test_a_container_that_was_not_started_is_told_with_its_reason(line: str, reason: str) -> None:
+    assert explain_text(line + "\n").causes[0].title == f"the container could not be started: {reason}"
+
+
 def test_what_two_answers_leave_open_is_said_in_different_words() -> None:
     got = explain_text(
         "h1:39:40 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
