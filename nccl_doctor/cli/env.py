@@ -196,19 +196,23 @@ def _fix(result: Examination, ending: str | None) -> None:
     from nccl_doctor.env import fix as fixing
     from nccl_doctor.report.safe_text import visible
 
-    for change in fixing.changes(result.remarks):
+    for problem in result.problems:
+        _tell.say(f"{problem.file} {problem.why}")
+    changes = list(fixing.changes(result.remarks))
+    if result.looked_at and not changes:
+        _tell.say("nothing that --fix corrects")
+    for change in changes:
         typer.echo(change.diff, nl=False)
         for kept in change.left:
             typer.echo(f"left for you: {visible(kept)}", err=True)
-        if ending is None:
+        if ending is None or not change.diff:
             continue
         path = f"{change.file}{ending}"
         try:
             fixing.write(change, path)
         except OSError as error:
             _tell.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
-        if ending:
-            typer.echo(f"wrote {path}", err=True)
+        typer.echo(f"wrote {path}", err=True)
 
 
 ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json")
