@@ -65,7 +65,7 @@ def diff(
 
 def _names(hosts: str) -> list[str]:
     """The hosts in the order given: node sets are expanded, a comma within brackets belongs to its node set."""
-    from nccl_doctor import inventory
+    from nccl_doctor.inventory import from_list
 
     with _inputs.bad_input_stops():
-        return [entry.name for entry in inventory.load(None, hosts, False, {}, None).entries]  # type: ignore[arg-type]
+        return [entry.name for entry in from_list(hosts, "--hosts").entries]
