@@ -184,6 +184,7 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     assert "first-aid" not in typed("playbook", "Address already in use").output
     assert typed("playbook", "CUDA out of memory").output.startswith("gpu.oom ")
     assert "app.ddp-unused-params" in typed("playbook", "unused parameters").output
+    assert typed("playbook", "gpu_ecc_dbe").output.startswith("gpu.ecc ")  # an Xid's name in NVIDIA's catalogue
     none = typed("playbook", "no such words at all")
     assert none.exit_code == 2 and "none holds these words" in none.output
 
