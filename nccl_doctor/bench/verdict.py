@@ -20,6 +20,7 @@ from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Comparison, compare, percent
 from nccl_doctor.bench.world import Prepared, World
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
@@ -166,7 +167,8 @@ def _by_baseline(
         text = f"{said}, {worst.words} than the baseline at {format_size(worst.size)}"
         return verdict("slow", f"{text} ({len(slower)} of {len(found)} sizes slower){share}", "baseline")
     if len(undecided) * 2 > len(found) or not largest.comparison.decided:
-        return verdict("cannot-judge", f"{said}; against the baseline: {at}", "baseline")
+        many = f"; cannot tell at {len(undecided)} of {counted(len(found), 'size')}" if len(undecided) > 1 else ""
+        return verdict("cannot-judge", f"{said}; against the baseline: {at}{many}", "baseline")
     return verdict("good", f"{said}; against the baseline: {at}{share}", "baseline")
 
 
