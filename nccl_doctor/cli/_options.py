@@ -116,7 +116,11 @@ def count(help: str, *, metavar: str = "N", most: int | None = None) -> Any:
 
 def choice(*words: str, help: str, parser: Callable[[str], str] | None = None) -> Any:
     """An option that takes one of these words."""
-    return typer.Option(parser=parser or one_of(*words), metavar="|".join(words), help=help)
+
+    def begun(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return typer.Option(parser=parser or one_of(*words), metavar="|".join(words), autocompletion=begun, help=help)
 
 
 def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str], str]:

@@ -118,7 +118,7 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     for facts in bundle.hosts:
         host = Host(facts)
         if facts.reach.outcome.value != "ok":
-            missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
+            missing[facts.name] = f"not reached: {facts.reach.why}"
             continue
         try:
             matrix = topology_view.matrix_of(host)

@@ -74,6 +74,11 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     user: str = ""  # as the hostfile says; empty where ssh's own config decides
 
+    @property
+    def why(self) -> str:
+        """Why the host was not reached, in one sentence, or at least in one word."""
+        return self.detail or self.outcome.value
+
 
 F = TypeVar("F", bound="Fact")
 

@@ -237,7 +237,13 @@ print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"n
 
 @pytest.mark.parametrize(
     ("words", "known"),
-    [("playbook net.mtu.b", "net.mtu.black-hole"), ("docs exi", "exit-codes"), ("check --stage topo", "topology")],
+    [
+        ("playbook net.mtu.b", "net.mtu.black-hole"),
+        ("docs exi", "exit-codes"),
+        ("check --stage topo", "topology"),
+        ("check --mesh s", "sparse"),
+        ("bench allreduce --format nccl", "nccl-tests"),
+    ],
 )
 def test_a_shell_completes_names(words: str, known: str) -> None:
     environment = {
