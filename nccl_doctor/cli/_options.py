@@ -83,7 +83,7 @@ def time_option(help: str, *, least: float = 1.0, most: float = 86400.0) -> Any:
     def parse(text: object) -> float:
         found = _seconds(str(text))
         if not least <= found <= most:
-            raise typer.BadParameter(f"{text!r}: expected seconds ({least:g} to {most:g}), or a time such as 90s or 3m")
+            raise typer.BadParameter(f"{text!r}: expected seconds ({least:g} to {most:g}), or a time such as 30s or 1m")
         return found
 
     return typer.Option(parser=parse, metavar="TIME", help=help)
