@@ -287,7 +287,7 @@ def _verdict(answer: Answer) -> Text:
     if report.verdict == "faulty":
         return Text("✗ FAULTY", "bold red").append(f": {visible(report_console.headline(report)[1])}", "bold")
     if report.verdict == "incomplete":
-        words = f": nothing wrong was seen {seen}, but not everything could be seen (below)."
+        words = f": nothing wrong was seen {seen}, but not everything could be seen (see below)."
         text = Text("? INCOMPLETE", "bold yellow").append(words, "bold")
     else:
         text = Text("✓ NOTHING SEEN", "bold green").append(f": nothing wrong was seen {seen}.", "bold")
