@@ -202,6 +202,18 @@ def test_never_good_without_a_proved_path() -> None:
     assert judge(measured(10.0), path=unproved, min_busbw=100.0).kind == "slow"
 
 
+def test_the_share_of_the_ceiling_stands_behind_what_was_measured() -> None:
+    """Not behind what --min-busbw asks for, or what the baseline had."""
+    share = "10 GB/s at 8G, 20 % of 50 GB/s (four NICs); "
+    for values in (
+        {"min_busbw": 40.0},
+        {"min_busbw": 5.0},
+        {"baseline": (measured(20.0),)},
+        {"baseline": (measured(10.0),)},
+    ):
+        assert judge(measured(10.0), ceiling=Ceiling(50.0, "four NICs", True), **values).text.startswith(share)
+
+
 def test_a_run_that_did_not_come_to_the_largest_size_is_not_called_slow() -> None:
     """It was left out, a rank died before it, or the run was interrupted."""
     verdict = judge(measured(10.0), min_busbw=100.0, largest=64 << 30)
