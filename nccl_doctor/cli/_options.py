@@ -59,6 +59,13 @@ EnvSetup = Annotated[
 ]
 
 
+class Seconds(float):
+    """A time that an option has by default; --help tells it with its unit."""
+
+    def __str__(self) -> str:
+        return f"{self:g}s" if self % 60 else f"{self / 60:g}m"
+
+
 def _seconds(text: str) -> float:
     """Of a number of seconds, or one with s, m, h or d behind it; not a number where it is neither."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}

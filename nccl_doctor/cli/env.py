@@ -136,10 +136,10 @@ def lint(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 120.0,
+    deadline: _options.Deadline = _options.Seconds(120),
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
@@ -240,10 +240,10 @@ def recommend(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 120.0,
+    deadline: _options.Deadline = _options.Seconds(120),
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
@@ -296,14 +296,14 @@ def tune(
     ranks_per_host: Annotated[int, _options.count("Ranks per host [default: as bench].")] = 0,
     time_budget: Annotated[
         float, _options.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)
-    ] = 5.0,
-    timeout: _options.StepLimit = 60.0,
+    ] = _options.Seconds(5),
+    timeout: _options.StepLimit = _options.Seconds(60),
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
     master: _options.RankZero = "",
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
     format: _options.Format = "text",

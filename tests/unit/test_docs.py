@@ -255,6 +255,12 @@ def test_a_shell_completes_names(words: str, known: str) -> None:
     assert done.output.split() == [known]
 
 
+def test_help_tells_a_time_with_its_unit() -> None:
+    for name, times in (("check", ["10s", "3m"]), ("hang", ["3s", "10s", "2m"]), ("bench", ["30s", "1m", "10s"])):
+        told = " ".join(typed(f"{name} --help", env={"COLUMNS": "80"}).output.split())
+        assert re.findall(r" TIME (?:(?! --).)*?\[default: ([^\]]+)\]", told) == times, name
+
+
 def test_help_names_every_stage() -> None:
     told = " ".join(typed("check --help", env={"COLUMNS": "80"}).output.split())
     assert f"(several: repeat, or commas): {', '.join(STAGES)}." in told
