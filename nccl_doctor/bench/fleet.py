@@ -106,7 +106,7 @@ def run_fleet(
 def _all_reached(connected: dict[str, Session | Reach]) -> None:
     bad = {name: item for name, item in connected.items() if isinstance(item, Reach)}
     if bad:
-        lines = [f"{name}: {item.outcome.value}: {item.detail}" for name, item in sorted(bad.items())]
+        lines = [f"{name}: {item.why}" for name, item in sorted(bad.items())]
         raise Refused(
             f"{len(bad)} of {len(connected)} hosts cannot take part:\n  " + "\n  ".join(lines)
             + "\nnccl-doctor check says what to do about each"

@@ -20,6 +20,7 @@ from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.sizes import format_size
 from nccl_doctor.bench.statistics import Comparison, compare, percent
 from nccl_doctor.bench.world import Prepared, World
+from nccl_doctor.facts.fold import counted
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 
 Kind = Literal["good", "slow", "cannot-judge", "wrong"]
@@ -130,14 +131,14 @@ def _one(ground: Ground, name: str) -> Verdict:
     if ground.min_busbw and best.busbw_gbs < ground.min_busbw:
         if best.asked < ground.largest:
             less = f"less than the {rate(ground.min_busbw)} of --min-busbw"
-            return verdict("cannot-judge", f"{said}, {less}, but {format_size(ground.largest)} was not measured{share}")
-        return verdict("slow", f"{said}, and --min-busbw asks for {rate(ground.min_busbw)}{share}", "--min-busbw")
+            return verdict("cannot-judge", f"{said}{share}; {less}, but {format_size(ground.largest)} was not measured")
+        return verdict("slow", f"{said}{share}; --min-busbw asks for {rate(ground.min_busbw)}", "--min-busbw")
     if not ground.path.proved:
         return verdict("cannot-judge", f"{said}; the path is not proved: {'; '.join(ground.path.unproved)}")
     if ground.baseline is not None:
         return _by_baseline(ground, name, own, said, share, verdict)
     if ground.min_busbw:
-        return verdict("good", f"{said}, at least the {rate(ground.min_busbw)} asked for{share}", "--min-busbw")
+        return verdict("good", f"{said}{share}; at least the {rate(ground.min_busbw)} asked for", "--min-busbw")
     return _by_table(ground, best, said, share, verdict)
 
 
@@ -163,11 +164,12 @@ def _by_baseline(
     at = f"{largest.words} at {format_size(largest.size)}"
     if sure or len(slower) > SLOWER_SIZES * len(found):
         worst = min(slower, key=lambda item: item.comparison.change)
-        text = f"{said}, {worst.words} than the baseline at {format_size(worst.size)}"
-        return verdict("slow", f"{text} ({len(slower)} of {len(found)} sizes slower){share}", "baseline")
+        text = f"{said}{share}; {worst.words} than the baseline at {format_size(worst.size)}"
+        return verdict("slow", f"{text} ({len(slower)} of {len(found)} sizes slower)", "baseline")
     if len(undecided) * 2 > len(found) or not largest.comparison.decided:
-        return verdict("cannot-judge", f"{said}; against the baseline: {at}", "baseline")
-    return verdict("good", f"{said}; against the baseline: {at}{share}", "baseline")
+        many = f"; cannot tell at {len(undecided)} of {counted(len(found), 'size')}" if len(undecided) > 1 else ""
+        return verdict("cannot-judge", f"{said}{share}; against the baseline: {at}{many}", "baseline")
+    return verdict("good", f"{said}{share}; against the baseline: {at}", "baseline")
 
 
 def _is_slower(comparison: Comparison, tried: int = 1) -> bool:

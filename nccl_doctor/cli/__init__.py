@@ -38,7 +38,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             by = _signals.interrupted_by()
-            typer.echo(f"\nnccl-doctor: {by}; hosts were disconnected and run nothing of it", err=True)
+            typer.echo(f"\nnccl-doctor: {by}; nothing of it runs on, here or on any host", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 

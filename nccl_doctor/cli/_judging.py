@@ -83,10 +83,10 @@ def save_bundle(bundle: Bundle, path: Path | None) -> str:
     return str(path)
 
 
-def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> None:
-    """Append the run to a history; a failure is told, and never loses the result."""
+def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: Gate | None = None) -> bool:
+    """Append the run to a history; whether it is there, if one was named: a failure is told, and never loses the result."""
     if path is None:
-        return
+        return True
     from nccl_doctor.history import store
     from nccl_doctor.history.record import run_of
 
@@ -94,6 +94,8 @@ def keep(path: Path | None, bundle: Bundle, report: Report, command: str, gate: 
         store.append(path, run_of(bundle, report, command, gate))
     except store.HistoryError as error:
         say(f"--history {error}")
+        return False
+    return True
 
 
 def print_report(

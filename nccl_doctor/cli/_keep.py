@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nccl_doctor import __version__
 from nccl_doctor.agent.probes.environment import allowed
 from nccl_doctor.cli import _tell
@@ -65,7 +63,7 @@ class Keep:
         if self._parent is None:
             return
         job = printable({**self._job, "state": state, "kept": _now()})
-        self.add("job.json", lambda: msgspec.json.format(msgspec.json.encode(job)))
+        self.add("job.json", lambda: files.printed_json(job))
         missed: dict[str, str] = {}
         try:
             self.target = target = self.target or _new(self._parent, self._name())

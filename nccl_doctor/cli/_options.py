@@ -59,6 +59,13 @@ EnvSetup = Annotated[
 ]
 
 
+class Seconds(float):
+    """A time that an option has by default; --help tells it with its unit."""
+
+    def __str__(self) -> str:
+        return f"{self:g}s" if self % 60 else f"{self / 60:g}m"
+
+
 def _seconds(text: str) -> float:
     """Of a number of seconds, or one with s, m, h or d behind it; not a number where it is neither."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -83,7 +90,7 @@ def time_option(help: str, *, least: float = 1.0, most: float = 86400.0) -> Any:
     def parse(text: object) -> float:
         found = _seconds(str(text))
         if not least <= found <= most:
-            raise typer.BadParameter(f"{text!r}: expected seconds ({least:g} to {most:g}), or a time such as 90s or 3m")
+            raise typer.BadParameter(f"{text!r}: expected seconds ({least:g} to {most:g}), or a time such as 30s or 1m")
         return found
 
     return typer.Option(parser=parse, metavar="TIME", help=help)
@@ -116,7 +123,11 @@ def count(help: str, *, metavar: str = "N", most: int | None = None) -> Any:
 
 def choice(*words: str, help: str, parser: Callable[[str], str] | None = None) -> Any:
     """An option that takes one of these words."""
-    return typer.Option(parser=parser or one_of(*words), metavar="|".join(words), help=help)
+
+    def begun(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return typer.Option(parser=parser or one_of(*words), metavar="|".join(words), autocompletion=begun, help=help)
 
 
 def one_of(*words: str, also: Mapping[str, str] | None = None) -> Callable[[str], str]:

@@ -81,7 +81,7 @@ def bench(
     warmup: Annotated[int, typer.Option(metavar="N", min=1, max=10000, help="Calls before timing.")] = 3,
     time_budget: Annotated[
         float, _options.time_option("Time to aim at for all sizes, in seconds or such as 2m.", least=0.1)
-    ] = 30.0,
+    ] = _options.Seconds(30),
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare results with the right answer.")] = True,
     in_place: Annotated[bool, typer.Option("--in-place", help="Measure in place.")] = False,
     out_of_place: Annotated[bool, typer.Option("--out-of-place", help="Measure out of place.")] = False,
@@ -103,11 +103,11 @@ def bench(
     master_port: Annotated[
         int, _options.count("Port of the store [default: a free one].", metavar="PORT", most=65535)
     ] = 0,
-    timeout: _options.StepLimit = 60.0,
+    timeout: _options.StepLimit = _options.Seconds(60),
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
     format: Annotated[str, _options.format_choice(*FORMATS, help="What standard output gets.")] = "text",

@@ -68,10 +68,10 @@ def check(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 180.0,
+    deadline: _options.Deadline = _options.Seconds(180),
     format: _options.Format = "text",
     thresholds: _options.Thresholds = None,
     save: _options.Save = None,
@@ -164,13 +164,13 @@ def _conclude(
 
     saved = _judging.save_bundle(bundle, save)
     report: Report = judge(bundle, rows)
-    _judging.keep(history, bundle, report, "check")
+    kept = _judging.keep(history, bundle, report, "check") and (saved or save is None)
     code = report.exit_code(strict=strict)
     _hosts.tell_interrupted(bundle)
     if bundle.interrupted:
         code = ExitCode.INTERRUPTED
-    if save is not None and not saved and code is ExitCode.HEALTHY:
-        code = ExitCode.INTERNAL_ERROR  # asked to keep the facts and could not: not a success
+    if not kept and code is ExitCode.HEALTHY:
+        code = ExitCode.INTERNAL_ERROR  # asked to keep it and could not: not a success
     if format == "json":
         _tell.print_json(to_json(report))
     else:

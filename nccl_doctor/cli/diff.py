@@ -37,6 +37,7 @@ def diff(
     """
     import msgspec
 
+    from nccl_doctor.facts.files import printed_json
     from nccl_doctor.rules import compare
 
     if (b is None) == (not hosts):
@@ -53,7 +54,7 @@ def diff(
         _tell.stop(f"{a}: {error}")
     if format == "json":
         data = {**msgspec.to_builtins(found), "exit_code": found.exit_code.value}
-        _tell.print_json(msgspec.json.format(msgspec.json.encode(data), indent=2))
+        _tell.print_json(printed_json(data))
     else:
         from nccl_doctor.report.comparison import render
         from nccl_doctor.report.terminal import stdout_console
@@ -64,7 +65,7 @@ def diff(
 
 def _names(hosts: str) -> list[str]:
     """The hosts in the order given: node sets are expanded, a comma within brackets belongs to its node set."""
-    from nccl_doctor import inventory
+    from nccl_doctor.inventory import from_list
 
     with _inputs.bad_input_stops():
-        return [entry.name for entry in inventory.load(None, hosts, False, {}, None).entries]  # type: ignore[arg-type]
+        return [entry.name for entry in from_list(hosts, "--hosts").entries]

@@ -136,10 +136,10 @@ def lint(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 120.0,
+    deadline: _options.Deadline = _options.Seconds(120),
     show_info: Annotated[
         bool, typer.Option("--info/--no-info", help="Show remarks that are only worth knowing.")
     ] = True,
@@ -196,19 +196,23 @@ def _fix(result: Examination, ending: str | None) -> None:
     from nccl_doctor.env import fix as fixing
     from nccl_doctor.report.safe_text import visible
 
-    for change in fixing.changes(result.remarks):
+    for problem in result.problems:
+        _tell.say(f"{problem.file} {problem.why}")
+    changes = list(fixing.changes(result.remarks))
+    if result.looked_at and not changes:
+        _tell.say("nothing that --fix corrects")
+    for change in changes:
         typer.echo(change.diff, nl=False)
         for kept in change.left:
             typer.echo(f"left for you: {visible(kept)}", err=True)
-        if ending is None:
+        if ending is None or not change.diff:
             continue
         path = f"{change.file}{ending}"
         try:
             fixing.write(change, path)
         except OSError as error:
             _tell.stop(f"{path}: {error.strerror or error}", ExitCode.INTERNAL_ERROR)
-        if ending:
-            typer.echo(f"wrote {path}", err=True)
+        typer.echo(f"wrote {path}", err=True)
 
 
 ADVICE_FORMATS = ("text", "shell", "nccl.conf", "sbatch", "docker", "k8s", "json")
@@ -236,10 +240,10 @@ def recommend(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 120.0,
+    deadline: _options.Deadline = _options.Seconds(120),
 ) -> None:
     """The smallest set of variables these hosts need, a fact for each, and what is deliberately left alone."""
     from nccl_doctor.env import recommend as advising
@@ -292,14 +296,14 @@ def tune(
     ranks_per_host: Annotated[int, _options.count("Ranks per host [default: as bench].")] = 0,
     time_budget: Annotated[
         float, _options.time_option("Per run, all sizes, in seconds or such as 1m.", least=0.1)
-    ] = 5.0,
-    timeout: _options.StepLimit = 60.0,
+    ] = _options.Seconds(5),
+    timeout: _options.StepLimit = _options.Seconds(60),
     allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Measure although others use the GPUs.")] = False,
     master: _options.RankZero = "",
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
     format: _options.Format = "text",

@@ -111,9 +111,9 @@ def estimate(
     found = estimates.estimate(question, way, Machines(per_host, runs, figures), __version__)
     code = exit_code(found)
     if format == "json":
-        import msgspec
+        from nccl_doctor.facts.files import printed_json
 
-        _tell.print_json(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1))
+        _tell.print_json(printed_json(found))
     else:
         from nccl_doctor.report.estimate import render
         from nccl_doctor.report.terminal import stdout_console

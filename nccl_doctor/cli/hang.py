@@ -35,17 +35,17 @@ def hang(
         _options.time_option(
             "Time between the two looks at every rank: 0.5 to 60 seconds, or 1m.", least=0.5, most=60.0
         ),
-    ] = 3.0,
+    ] = _options.Seconds(3),
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="Take Python stacks (py-spy, which pauses nothing).")
     ] = True,
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 120.0,
+    deadline: _options.Deadline = _options.Seconds(120),
     format: _options.Format = "text",
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep all that was seen as a bundle.")] = None,
     from_: _options.Saved = None,

@@ -24,8 +24,7 @@ def history(
 
     Exit code 0, whatever is shown; 3 if the history has no runs; 2 for a file that is no history.
     """
-    import msgspec
-
+    from nccl_doctor.facts.files import printed_json
     from nccl_doctor.history import store
     from nccl_doctor.history.analyse import analyse
 
@@ -39,7 +38,7 @@ def history(
         _tell.stop(f"{store.file_of(path)}: no runs", ExitCode.NOTHING_CHECKED)
     found = analyse(runs, host)
     if format == "json":
-        _tell.print_json(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        _tell.print_json(printed_json(found))
     else:
         from nccl_doctor.report.history import render
         from nccl_doctor.report.terminal import stdout_console

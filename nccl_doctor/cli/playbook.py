@@ -93,13 +93,16 @@ def _list(names: Sequence[str]) -> None:
 
 
 def _holding(words: str) -> list[str]:
-    """The playbooks for these words: what `explain` says of such a line, then those that hold them, or else each of them."""
+    """The playbooks for these words: what `explain` says of such a line, those of an Xid's mnemonic, then those that hold
+    them, or else each of them."""
     from nccl_doctor.explain import api
     from nccl_doctor.explain.model import LogSource
+    from nccl_doctor.facts.xid import xids
     from nccl_doctor.findings import playbooks
 
     told = api.analyse([LogSource("", words.encode(errors="replace"))])
     named = [cause.playbook for cause in told.causes[:2] if cause.id != "unrelated"]
+    named += [playbooks.for_finding(xid.finding) for xid in xids().values() if xid.mnemonic == words.upper()]
     books = [playbooks.load(name) for name in playbooks.names()]
     for pieces in ([words], words.split()):
         wanted = [_pattern(piece) for piece in pieces]

@@ -111,7 +111,7 @@ def preflight(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
     save: _options.Save = None,
@@ -236,11 +236,11 @@ class _Files:
                 first = of.setdefault(os.path.realpath(path), option)
                 if first != option:
                     _tell.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
-        for path in self.reports.values():
+        for name, path in self.reports.items():
             place = path if path.exists() else path.parent
             if not os.access(place, os.W_OK) or path.is_dir():
                 why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"
-                _tell.say(f"{path}: cannot be written ({place} {why})")
+                _tell.say(f"--report {name}={path}: cannot be written ({place} {why}): the decision is told without it")
 
     def write(self, inventory: Inventory, bundle: Bundle, gate: Gate, judged: Report) -> tuple[ExitCode, str]:
         """Write all of it; the exit code, and where the bundle was saved. The decision holds without its record, but not

@@ -33,7 +33,7 @@ def run(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
 ) -> None:

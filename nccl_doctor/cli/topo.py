@@ -48,10 +48,10 @@ def topo(
     transport: _options.Transport = "ssh",
     python: _options.Python = "",
     env_setup: _options.EnvSetup = "",
-    connect_timeout: _options.ConnectTimeout = 10.0,
+    connect_timeout: _options.ConnectTimeout = _options.Seconds(10),
     fan_out: _options.FanOut = 64,
     ssh_config: _options.SshConfig = None,
-    deadline: _options.Deadline = 90.0,
+    deadline: _options.Deadline = _options.Seconds(90),
     format: _options.Format = "text",
 ) -> None:
     """Show the GPU and NIC topology: a matrix, what NCCL can use between each pair, and what is uneven.
@@ -118,7 +118,7 @@ def _from_bundle(bundle: Bundle) -> tuple[list[Found], dict[str, str]]:
     for facts in bundle.hosts:
         host = Host(facts)
         if facts.reach.outcome.value != "ok":
-            missing[facts.name] = f"not reached: {facts.reach.outcome.value} {facts.reach.detail}".rstrip()
+            missing[facts.name] = f"not reached: {facts.reach.why}"
             continue
         try:
             matrix = topology_view.matrix_of(host)

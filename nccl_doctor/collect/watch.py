@@ -130,7 +130,7 @@ class _Watch:
             self.reached[name] = found
             series.clock = None  # of what an earlier connection held back nothing comes any more
             if isinstance(found, Reach):
-                self.tell(series.fall_silent(self.now_s, f"not reached: {found.detail or found.outcome.value}"))
+                self.tell(series.fall_silent(self.now_s, f"not reached: {found.why}"))
                 if found.outcome not in HOPELESS:
                     self.again(name)
                 return

@@ -37,7 +37,7 @@ class FleetReading(msgspec.Struct, frozen=True):
 def not_reached(host: HostFacts) -> str:
     """Why nothing is known of a host on which no agent ran, or on which it was lost; empty of any other."""
     reach = host.reach
-    return "" if reach.outcome is ReachOutcome.OK else f"was not reached: {reach.detail or reach.outcome.value}"
+    return "" if reach.outcome is ReachOutcome.OK else f"was not reached: {reach.why}"
 
 
 def of_facts(bundle: Bundle) -> FleetReading:

@@ -192,11 +192,11 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
     heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
-    missing = _missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
+    missing = missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
     if missing:
-        yield f"collect the logs of {_named(missing)}: these hold nothing that was said there, and the others only waited"
+        yield f"collect the logs of {named(missing)}: these hold nothing that was said there, and the others only waited"
     elif best and best.id == "app.rank-exception":
-        who = _named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
+        who = named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in ("launch.world-size", "launch.rdzv") and not missing:
         yield "collect what the launcher printed on every node: whether it started, as which of how many, for which address and port"
@@ -271,11 +271,12 @@ def _where_dumped(case: Case) -> str:
     )
 
 
-def _named(ranks: str) -> str:
+def named(ranks: str) -> str:
+    """``rank 3``, ``ranks 3-5``: of numbers that are folded."""
     return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
 
 
-def _missing_ranks(case: Case) -> str:
+def missing_ranks(case: Case) -> str:
     """The ranks that no line comes from, folded, if most others have lines."""
     seen = case.summary.ranks
     if case.world < 2 or len(seen) < case.world / 2 or len(seen) >= case.world:

@@ -181,7 +181,9 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     if verdict is Verdict.UNDECIDED:
         if len(causes) > 1 and best.confidence >= DECIDED:
             return f"these logs do not decide between two: {best.title}; or {causes[1].title}"
-        return f"these logs do not decide it; best guess: {best.title}"
+        silent = advice.missing_ranks(case) if best.id == "app.straggler-timeout" else ""
+        waited_for = f"; nothing is heard of {advice.named(silent)}" if silent else ""
+        return f"these logs do not decide it; best guess: {best.title}{waited_for}"
     where, named = _where(case, best), advice.device(best)
     title = f"{best.title} ({named})" if named and named not in best.title else best.title
     if title.startswith("rank"):  # which ones it says itself

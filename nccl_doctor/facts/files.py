@@ -1,4 +1,4 @@
-"""Files: a result is written whole or not at all, and nccl-doctor's own data files are read, and its JSON spelled, in one way."""
+"""Files: how data files of nccl-doctor are read, how JSON for people is spelled, and results written: whole or not at all."""
 
 from __future__ import annotations
 

@@ -73,6 +73,14 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int = 0
     seconds: float = 0.0
     user: str = ""  # as the hostfile says; empty where ssh's own config decides
+    by_ssh: bool = (
+        True  # whether ssh leads there; else it is this machine, or another program goes there (kubectl, srun)
+    )
+
+    @property
+    def why(self) -> str:
+        """Why the host was not reached, in one sentence, or at least in one word."""
+        return self.detail or self.outcome.value
 
 
 F = TypeVar("F", bound="Fact")

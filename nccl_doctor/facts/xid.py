@@ -13,9 +13,8 @@ DATA = Path(__file__).parent / "data"
 
 
 class Xid(msgspec.Struct, frozen=True, rename={"kind": "class"}):
-    """One Xid. ``kind``: application, driver, hardware, nvlink, fabric; ``action``: see the data file's head.
-
-    ``finding`` is the id of the finding it becomes.
+    """One Xid. ``mnemonic``: NVIDIA's name of it, which people search for; ``kind``: application, driver, hardware, nvlink,
+    fabric; ``action``: see the data file's head; ``finding``: the id of the finding it becomes.
     """
 
     mnemonic: str

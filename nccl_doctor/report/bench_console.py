@@ -185,8 +185,14 @@ def _fit(line: Fit) -> str:
 def _plot(
     results: Results, name: str, changes: Iterable[SizeChange], ceiling: Ceiling | None, width: int
 ) -> list[Text]:
-    now = [(item.mode, item.size, item.busbw_gbs) for item in results.measurements if item.collective == name]
-    before = [(item.mode, item.size, item.before_gbs) for item in changes if item.collective == name]
+    now = [
+        (MODES.get(item.mode, item.mode), item.size, item.busbw_gbs)
+        for item in results.measurements
+        if item.collective == name
+    ]
+    before = [
+        (MODES.get(item.mode, item.mode), item.size, item.before_gbs) for item in changes if item.collective == name
+    ]
     drawn = plot(lines_of(now, before), ceiling.gbs if ceiling else 0.0, min(width, WIDTH) - 2)
     return [Text("  " + line, "dim") for line in drawn]
 

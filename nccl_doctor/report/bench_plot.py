@@ -70,8 +70,9 @@ def html(runs: Sequence[Run]) -> str:
     title = _text(", ".join(names) or "nothing was measured")
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>nccl-doctor bench: " + title + "</title>",
-        "<style>body{font:14px sans-serif;margin:2em;max-width:64em}td,th{padding:.15em .8em;text-align:right}"
-        "caption{text-align:left;padding:.5em 0}table{margin-bottom:1em}svg{max-width:100%;height:auto}</style></head><body>",
+        "<style>body{font:14px sans-serif;margin:2em;max-width:64em}td,th{padding:.15em .8em;text-align:right;white-space:nowrap}"
+        "caption{text-align:left;padding:.5em 0}.wide{overflow-x:auto;margin-bottom:1em}"
+        "svg{max-width:100%;height:auto}</style></head><body>",
         f"<h1>{title}</h1>",
     ]
     for label, run in runs:
@@ -101,7 +102,7 @@ def _tables(name: str, label: str, run: Outcome) -> Iterator[str]:
                 microseconds(item.spread.p99_us), percent(item.spread.cv), "-" if item.wrong is None else str(item.wrong),
             )  # fmt: skip
             rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-        yield f"<table><caption>{_text(caption)}</caption><tr>{heads}</tr>{''.join(rows)}</table>"
+        yield f"<div class='wide'><table><caption>{_text(caption)}</caption><tr>{heads}</tr>{''.join(rows)}</table></div>"
 
 
 def _text(value: str) -> str:

@@ -100,7 +100,7 @@ def _table(rows: tuple[Row, ...]) -> Table:
     if not any(row.step for row in rows):
         columns = {name: cell for name, cell in columns.items() if name not in ("step", "of the step", "efficiency")}
     for name in columns:
-        grid.add_column(name, justify="right", no_wrap=True)
+        grid.add_column(name, justify="right", no_wrap=name in ("GPUs", "hosts"), overflow="fold")
     for row in rows:
         grid.add_row(*(cell(row) for cell in columns.values()))
     return grid

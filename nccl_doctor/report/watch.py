@@ -139,7 +139,7 @@ def whole_rows(hosts: Mapping[str, Watch], verbose: bool) -> list[Row]:
             rows.append(_row(name, None, [None] * len(_TOLD), None, own, silent, 2 if silent else 0))
         for gpu in gpus:
             share, lost = _throttled(gpu), _lasted("lost", gpu.gaps)
-            words = (silent if own else "", lost, f"throttled {share:.0%}" if share else "")
+            words = (silent if own else "", lost, f"throttled {share * 100:.0f} %" if share else "")
             remark = "; ".join(word for word in words if word)
             told = [
                 _mean(gpu.utilization_percent),
@@ -287,7 +287,7 @@ def _verdict(answer: Answer) -> Text:
     if report.verdict == "faulty":
         return Text("✗ FAULTY", "bold red").append(f": {visible(report_console.headline(report)[1])}", "bold")
     if report.verdict == "incomplete":
-        words = f": nothing wrong was seen {seen}, but not everything could be seen (below)."
+        words = f": nothing wrong was seen {seen}, but not everything could be seen (see below)."
         text = Text("? INCOMPLETE", "bold yellow").append(words, "bold")
     else:
         text = Text("✓ NOTHING SEEN", "bold green").append(f": nothing wrong was seen {seen}.", "bold")

@@ -143,7 +143,7 @@ def _lone_pair(
         why = f"the baseline has {rate(before_gbs)}"
         proof = Evidence(f"{rate(before_gbs)} in the baseline", source="--baseline")
     elif gbs < SLOW_LINE_SHARE * line / 8:
-        why = f"less than {SLOW_LINE_SHARE:.0%} of {line:g} Gb/s".replace("%", " %")
+        why = f"less than {SLOW_LINE_SHARE * 100:.0f} % of {line:g} Gb/s"
         said = f"{where} claims {claimed:g} Gb/s" if where else "no interface in use tells its line rate"
         proof = Evidence(f"{said}; held against {line:g} Gb/s", source="/sys/class/net/*/speed")
     else:

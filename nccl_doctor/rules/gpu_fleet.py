@@ -92,10 +92,12 @@ def _switch(on: bool | None) -> str | None:
 
 def table(facts: Mapping[str, GpuFact]) -> tuple[DriftRow, ...]:
     """All subjects in which GPUs are compared, one row each: model and memory first."""
-    rows = [_counts(facts), _models(facts), _memories(facts)]
-    for name, subject in _SUBJECTS.items():
-        rows.append(row(name, {host: text for host, fact in facts.items() if (text := subject.tell(fact))}))
-    return tuple(rows)
+    return _counts(facts), _models(facts), _memories(facts), *(_settings(name, facts) for name in _SUBJECTS)
+
+
+def _settings(name: str, facts: Mapping[str, GpuFact]) -> DriftRow:
+    tell = _SUBJECTS[name].tell
+    return row(name, {host: text for host, fact in facts.items() if (text := tell(fact))})
 
 
 def _counts(facts: Mapping[str, GpuFact]) -> DriftRow:
@@ -172,11 +174,10 @@ def equal_settings(fleet: Fleet) -> Iterator[Finding]:
     other_model = set() if models.equal else set(models.differing)
     found: dict[tuple[str, Severity], list[DriftRow]] = {}
     for name, subject in _SUBJECTS.items():
-        told = {host: text for host, fact in facts.items() if (text := subject.tell(fact))}
-        for host in facts if told or not subject.of_host else ():
+        drift = _settings(name, facts)
+        for host in facts if drift.values or not subject.of_host else ():
             if why := subject.untold(facts[host]):
                 fleet.lack(name, why, host)
-        drift = row(name, told)
         same_model = name != "driver" and drift.differing and set(drift.differing) <= other_model
         if drift.differing and not same_model:
             severity = Severity.WARN if name == "driver" and _one_branch(drift) else subject.severity
@@ -237,7 +238,7 @@ def _mixture(gpus: list[GpuDevice], evidence: list[Evidence], places: list[Place
     known = {name: model for name in names if (model := find(name))}
     advice = _advice(gpus, names, known)
     ratio = _speed_ratio(known) if len(known) == len(names) else None
-    cost = f"; the slowest has {ratio:.0%} of the fastest's speed" if ratio is not None and ratio < 1 else ""
+    cost = f"; the slowest has {ratio * 100:.0f} % of the fastest's speed" if ratio is not None and ratio < 1 else ""
     slow = ratio is None or ratio < value("gpu.speed-ratio.warn")
     return finding(
         "gpu.mixed-models",
@@ -276,7 +277,7 @@ def _advice(gpus: list[GpuDevice], names: list[str], known: Mapping[str, GpuMode
     if all(speeds.values()) and len(speeds) > 1:
         total = sum(speeds[gpu.name or ""] or 0.0 for gpu in gpus)
         shares = ", ".join(
-            f"{name} {(speed or 0) / total:.1%} each ({speed:g} TFLOPS)" for name, speed in speeds.items()
+            f"{name} {(speed or 0) / total * 100:.1f} % each ({speed:g} TFLOPS)" for name, speed in speeds.items()
         )
         lines.insert(0, f"share of the global batch per GPU: {shares}")
     return lines

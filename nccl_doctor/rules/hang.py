@@ -188,7 +188,7 @@ def _job_row(job: RunningJob) -> JobRow:
     return JobRow(
         job.id, job.world, len(ranks), job.hosts,
         script=ranks[0].process.script,
-        age_s=max(rank.process.age_s for rank in ranks),
+        age_s=max(rank.process.age_s for rank in ranks) + job.interval_s,  # at the second look, as all that is told with it
         interval_s=job.interval_s,
         moved_bytes=job.moved_bytes,
         silent_s=job.silent_s,

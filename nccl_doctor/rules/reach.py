@@ -25,13 +25,15 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 class _Way(NamedTuple):
     """A way in which reaching a host goes wrong: finding id, title, and what to try next.
 
-    ``{host}``, ``{address}``, ``{login}`` and ``{known}`` are filled in.
+    ``{host}``, ``{address}``, ``{login}`` and ``{known}`` are filled in. ``there``: the command to run on the host, for one
+    that is not reached by ssh.
     """
 
     id: str
     title: str
     advice: str
     command: str
+    there: str = ""
 
 
 _WAYS = {
@@ -82,12 +84,14 @@ _WAYS = {
         "no Python 3 on the host's PATH, or none where --python says",
         "name the Python that the training job uses: --python /opt/train/bin/python, or --env-setup",
         "ssh {login} 'command -v python3; echo $PATH'",
+        "command -v python3; echo $PATH",
     ),
     ReachOutcome.PYTHON_TOO_OLD: _Way(
         "host.python-too-old",
         "the host's Python is older than 3.8",
         "name a newer one: --python /opt/train/bin/python, or --env-setup 'source /opt/train/bin/activate'",
         "ssh {login} 'ls /usr/bin/python3*'",
+        "ls /usr/bin/python3*",
     ),
     ReachOutcome.CUT_OFF: _Way(
         "host.cut-off",
@@ -95,6 +99,7 @@ _WAYS = {
         "see what the login does before a command: a profile that fails, ends, reads standard input or starts another "
         "shell (~/.bashrc runs for commands, too), a restricted shell, a host out of memory",
         "ssh {login} 'sh -c \"echo started\"'; ssh {login} 'sudo dmesg -T | tail -50'",
+        "sudo dmesg -T | tail -50",
     ),
     ReachOutcome.GARBAGE: _Way(
         "host.unexpected-output",
@@ -133,6 +138,7 @@ _LOST = _Way(
     "the connection ended in the middle of the run",
     "look for a reboot, an out-of-memory kill, an sshd restart or a flapping link",
     "ssh {login} 'uptime; sudo dmesg -T | tail -50'",
+    "uptime; sudo dmesg -T | tail -50",
 )
 
 _SETUP = _Way(
@@ -239,7 +245,7 @@ def _finding(hosts: list[HostFacts], silent: int) -> Finding:
     known = first.name if port in (0, 22) else f"'[{first.name}]:{port}'"  # as known_hosts spells it
     address = first.reach.address or first.name
     command = way.command.format(host=first.name, address=address, login=_login(first), known=known)
-    fixes = [Fix(way.advice, command)]
+    fixes = [Fix(way.advice, command) if first.reach.by_ssh else Fix(way.advice, way.there, first.name)]
     if first.reach.outcome is ReachOutcome.AUTH_FAILED and any("password" in text for text in first.reach.evidence):
         told = "it would take a password, which nccl-doctor never asks for: put your key there"
         fixes.append(Fix(told, f"ssh-copy-id {_login(first)}"))

@@ -84,7 +84,7 @@ def throttled(host: Host, plan: Plan) -> Iterator[Finding]:
             yield host.finding(
                 id,
                 Severity.FAIL if often and bit != SLOWDOWN else Severity.WARN,
-                f"GPU {gpu.label} {words} for {share:.0%} of the time that it is busy",
+                f"GPU {gpu.label} {words} for {share * 100:.0f} % of the time that it is busy",
                 gpu.proof(
                     f"{THROTTLE_REASONS[bit]} in {count} of {gpu.series.throttle_known} busy samples; {course(gpu)}"
                 ),
@@ -178,8 +178,10 @@ def memory_full(host: Host, plan: Plan) -> Iterator[Finding]:
             yield host.finding(
                 "gpu.oom.near",
                 Severity.WARN,
-                f"the memory of GPU {gpu.label} was {share.high:.1%} full: {left:.0f} MiB were left",
-                gpu.proof(f"memory used: mean {share.mean:.1%}, most {share.high:.1%} of {total / (1 << 30):.1f} GiB"),
+                f"the memory of GPU {gpu.label} was {share.high * 100:.1f} % full: {left:.0f} MiB were left",
+                gpu.proof(
+                    f"memory used: mean {share.mean * 100:.1f} %, most {share.high * 100:.1f} % of {total / (1 << 30):.1f} GiB"
+                ),
                 Fix(
                     "smaller micro-batch, activation checkpointing, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
                 ),

@@ -152,7 +152,7 @@ def network(host: Host, plan: Plan) -> Iterator[Finding]:
             yield host.finding(
                 "watch.network-full",
                 Severity.INFO,
-                f"{nic.name} is at its rate for {nic.full / received.samples:.0%} of the time",
+                f"{nic.name} is at its rate for {nic.full / received.samples * 100:.0f} % of the time",
                 (
                     f"mean {8 * most / 1e9:.3g} of {8 * rate / 1e9:.3g} Gb/s, at nine tenths of it in {nic.full} of "
                     f"{received.samples} samples",

@@ -72,7 +72,9 @@ class Stream(Protocol):
 
 
 class Transport(abc.ABC):
-    """Opens streams. One object serves all hosts of a run, from many threads."""
+    """Opens streams. One object serves all hosts of a run, from many threads. ``by_ssh``: a person would go there by ssh."""
+
+    by_ssh = True
 
     @abc.abstractmethod
     def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:

@@ -124,6 +124,7 @@ class CommandTransport(Transport):
     def __init__(self, template: str, options: ConnectOptions) -> None:
         """Raises :class:`TemplateError`."""
         self._template = parse_template(template)
+        self.by_ssh = self._template.program == "ssh"
         self._options = options
         self._gate = AuthGate(options.auth_failures)
 

@@ -11,6 +11,8 @@ from nccl_doctor.transport.process import ProcessStream
 class LocalTransport(Transport):
     """Starts the agent on this machine, whatever the entry's name."""
 
+    by_ssh = False
+
     def open(self, entry: HostEntry, command: str, deadline: Deadline) -> Stream:
         """A stream to a local shell that runs the command."""
         try:

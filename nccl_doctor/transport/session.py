@@ -76,7 +76,7 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
             transport.settled(stream, outcome)
     except Unreachable as trouble:
         seconds = round(trouble.reach.seconds or time.monotonic() - started, 3)
-        reach = msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user)
+        reach = msgspec.structs.replace(trouble.reach, seconds=seconds, user=entry.user, by_ssh=transport.by_ssh)
         if reach.outcome is ReachOutcome.TIMED_OUT and deadline.passed:
             return cut_short(reach, options)
         return reach

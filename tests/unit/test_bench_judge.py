@@ -202,6 +202,18 @@ def test_never_good_without_a_proved_path() -> None:
     assert judge(measured(10.0), path=unproved, min_busbw=100.0).kind == "slow"
 
 
+def test_the_share_of_the_ceiling_stands_behind_what_was_measured() -> None:
+    """Not behind what --min-busbw asks for, or what the baseline had."""
+    share = "10 GB/s at 8G, 20 % of 50 GB/s (four NICs); "
+    for values in (
+        {"min_busbw": 40.0},
+        {"min_busbw": 5.0},
+        {"baseline": (measured(20.0),)},
+        {"baseline": (measured(10.0),)},
+    ):
+        assert judge(measured(10.0), ceiling=Ceiling(50.0, "four NICs", True), **values).text.startswith(share)
+
+
 def test_a_run_that_did_not_come_to_the_largest_size_is_not_called_slow() -> None:
     """It was left out, a rank died before it, or the run was interrupted."""
     verdict = judge(measured(10.0), min_busbw=100.0, largest=64 << 30)
@@ -218,6 +230,9 @@ def test_the_baseline_beats_the_table_and_knows_its_noise() -> None:
     assert slow.kind == "slow" and re.search(r"slower by 13 % \+- \d+ % than the baseline at 8G", slow.text)
     noisy = judge(measured(410.0, cv=0.6), baseline=(measured(470.0, cv=0.3),))
     assert noisy.kind == "cannot-judge" and "cannot tell: cv 60 %" in noisy.text
+    sizes = [measured(470.0, 1 << 33)] + [measured(400.0, 1 << number, cv=0.6) for number in (20, 21, 22)]
+    many = judge(*sizes, baseline=tuple(sizes))
+    assert many.kind == "cannot-judge" and many.text.endswith(" at 8G; cannot tell at 3 of 4 sizes"), many.text
     other = judge(measured(410.0), baseline=(measured(470.0, size=1 << 20),))
     assert other.kind == "cannot-judge" and "none of these sizes" in other.text
 
@@ -400,6 +415,9 @@ def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:
 def test_the_page_of_a_run_has_a_table_for_each_collective_and_way() -> None:
     page = html([("this run", outcome())])
     assert "svg{max-width:100%" in page  # no wider than the text around it
+    assert (
+        page.count("<div class='wide'><table>") == 3 and ".wide{overflow-x:auto" in page
+    )  # a narrow window cuts no column off
     tables = [
         (caption, re.findall(r"<tr><td>(\w+)", body))
         for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page, re.S)

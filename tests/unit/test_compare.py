@@ -336,6 +336,7 @@ def test_of_several_new_failures_the_first_is_told_with_its_own_hosts(tmp_path: 
         (["{a}"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "{a}", "--hosts", "gpu01,gpu02"], "give two bundles, or one bundle and --hosts"),
         (["{a}", "--hosts", "gpu01,gpu99"], "host 'gpu99' is not in the bundle"),
+        (["{a}", "--hosts", "some/hostfile"], "--hosts: 'some/hostfile': expected a host name"),
         (["{a}", "{a}", "--format", "xml"], "is not one of text, json"),
         (["{a}", "{a}", "--policy", "{missing}"], "no.ndb: No such file"),
         (["{a}", "{a}", "--thresholds", "{text}"], "text"),

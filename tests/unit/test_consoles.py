@@ -192,6 +192,11 @@ def test_a_benchmark() -> None:
     assert told.endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
 
 
+def test_the_lines_of_the_plot_are_called_as_in_the_tables() -> None:
+    sizes = [measured(10.0 * number, 1 << 19 + number, mode=mode) for mode in ("copy", "in") for number in (1, 2, 3)]
+    assert "busbw  ● copy + in place   ○ in place" in drawn(bench_console.render, outcome(results=results(*sizes)))
+
+
 def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
     stack = Evidence("main (train.py:1)\nwait (c10d.py:2)", source="py-spy dump", host="a", rank=3)
     fix = Fix("look", "journalctl -k", host="a")

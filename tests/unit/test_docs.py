@@ -184,6 +184,7 @@ def test_words_find_the_playbooks_that_hold_them() -> None:
     assert "first-aid" not in typed("playbook", "Address already in use").output
     assert typed("playbook", "CUDA out of memory").output.startswith("gpu.oom ")
     assert "app.ddp-unused-params" in typed("playbook", "unused parameters").output
+    assert typed("playbook", "gpu_ecc_dbe").output.startswith("gpu.ecc ")  # an Xid's name in NVIDIA's catalogue
     none = typed("playbook", "no such words at all")
     assert none.exit_code == 2 and "none holds these words" in none.output
 
@@ -236,7 +237,13 @@ print(judged(ProbeResult(Outcome.OK, asked)), judged(ProbeResult(Outcome.OK, {"n
 
 @pytest.mark.parametrize(
     ("words", "known"),
-    [("playbook net.mtu.b", "net.mtu.black-hole"), ("docs exi", "exit-codes"), ("check --stage topo", "topology")],
+    [
+        ("playbook net.mtu.b", "net.mtu.black-hole"),
+        ("docs exi", "exit-codes"),
+        ("check --stage topo", "topology"),
+        ("check --mesh s", "sparse"),
+        ("bench allreduce --format nccl", "nccl-tests"),
+    ],
 )
 def test_a_shell_completes_names(words: str, known: str) -> None:
     environment = {
@@ -246,6 +253,12 @@ def test_a_shell_completes_names(words: str, known: str) -> None:
     }
     done = typed("", env=environment, prog_name="nccl-doctor")
     assert done.output.split() == [known]
+
+
+def test_help_tells_a_time_with_its_unit() -> None:
+    for name, times in (("check", ["10s", "3m"]), ("hang", ["3s", "10s", "2m"]), ("bench", ["30s", "1m", "10s"])):
+        told = " ".join(typed(f"{name} --help", env={"COLUMNS": "80"}).output.split())
+        assert re.findall(r" TIME (?:(?! --).)*?\[default: ([^\]]+)\]", told) == times, name
 
 
 def test_help_names_every_stage() -> None:

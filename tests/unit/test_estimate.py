@@ -375,6 +375,13 @@ def test_it_is_told_in_eighty_columns() -> None:
     assert "✗ MISSED: 16 GPUs" in told(*WORDS, "--busbw", "2", *RATES[2:], "--step", "1s@8").output
 
 
+def test_a_narrow_terminal_cuts_no_number_off() -> None:
+    steps = ("--step", "850ms@8", "--step", "2s@16")
+    told_at = [told(*WORDS, *RATES, *steps, columns=columns).output.partition("each sends")[0] for columns in (80, 56)]
+    assert "…" not in told_at[1] and max(map(len, told_at[1].splitlines())) <= 56
+    assert sorted("".join(told_at[0].split())) == sorted("".join(told_at[1].split()))
+
+
 def test_words_and_numbers_as_people_write_them() -> None:
     def same(*words: str) -> bool:
         return told(*WORDS, *RATES, *words).output == told(*WORDS, *RATES).output

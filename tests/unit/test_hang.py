@@ -253,6 +253,12 @@ def silent_for(milliseconds: int, *processes: dict[str, Any]) -> list[dict[str, 
     return [{**one, "connections": [{**link, **ago} for link in one.get("connections", ())]} for one in processes]
 
 
+def test_the_age_of_a_job_is_of_the_second_look_as_its_silence_is() -> None:
+    young = [{**item, "age_s": 6.0} for item in silent_for(7_000, *four(r3=process(3, OWN)))]
+    (job,) = examine(bundle(*young)).jobs
+    assert job.silent_s == 7.0 and job.age_s == 9.0 and job.interval_s == 3.0
+
+
 def test_a_silence_that_a_step_may_take_is_told_in_the_first_sentence() -> None:
     away = process(3, OWN, readings=[reading(waits_in="hrtimer_nanosleep")] * 2)
     worker = {**process(1, WORKER), "pid": 901, "parent": 101, "role": "child", "rank_pid": 101, "connections": []}

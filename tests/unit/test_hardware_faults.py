@@ -222,9 +222,9 @@ def test_mixed_models_advice(healthy: Facts, tmp_path: Path) -> None:
     machine = Machine(tmp_path, model=A100)
     (item,) = told(report(fleet(healthy, machine.facts()))).values()
     said = words(item)
-    assert "the slowest has 32% of the fastest's speed" in said
+    assert "the slowest has 32 % of the fastest's speed" in said
     assert "common precision: BF16" in said and "FP8" not in said
-    assert "NVIDIA A100-SXM4-80GB 1.2% each (312 TFLOPS)" in said
+    assert "NVIDIA A100-SXM4-80GB 1.2 % each (312 TFLOPS)" in said
 
 
 def test_idle_gpu_at_generation_1_is_no_fault(healthy: Facts, tmp_path: Path) -> None:
@@ -242,7 +242,9 @@ def test_aborted_nvls_job_is_no_memory_fault(healthy: Facts, tmp_path: Path) -> 
     )(machine)
     found = report(fleet(healthy, machine.facts()))
     assert told(found) == {}
-    assert {item.id for item in found.causes} == {"gpu.nvlink.nvswitch", "gpu.nvlink.remote-error", "gpu.ecc.contained"}
+    by_id = {item.id: item for item in found.causes}
+    assert by_id.keys() == {"gpu.nvlink.nvswitch", "gpu.nvlink.remote-error", "gpu.ecc.contained"}
+    assert "CONTAINED_ERROR" in words(by_id["gpu.ecc.contained"])
 
 
 def test_what_the_driver_does_not_support_is_no_zero(tmp_path: Path) -> None:

@@ -162,6 +162,18 @@ def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: 
     assert found.fixes[0].command == "ssh-keygen -R " + ("'[gpu02]:2222'" if port == 2222 else "gpu02")
 
 
+def test_where_ssh_does_not_lead_to_a_host_no_ssh_is_proposed() -> None:
+    """A pod behind kubectl, or this machine: the command is the host's own."""
+    for outcome, command in (
+        (ReachOutcome.NO_PYTHON, "command -v python3; echo $PATH"),
+        (ReachOutcome.TIMED_OUT, ""),
+    ):
+        builder = Builder()
+        builder.reach["gpu02"] = Reach(outcome, "it said why", by_ssh=False)
+        (fix,) = reach.reach_findings(builder.bundle())[0].fixes
+        assert (fix.command, fix.host) == (command, "gpu02")
+
+
 def test_a_jump_host_is_named_where_it_is_the_trouble() -> None:
     builder = Builder()
     for name in ("gpu01", "gpu02"):

@@ -163,7 +163,7 @@ def test_a_report_that_cannot_be_written_is_said_first_and_the_result_stands(tmp
     bundle = saved(tmp_path)
     done = preflight(tmp_path, "--from", bundle, "--report", "junit=nowhere/out.xml", "--report", "json=here")
     assert done.returncode == 0 and "GO: 4 of 4" in done.stdout
-    assert "nowhere/out.xml: cannot be written (nowhere does not exist)" in done.stderr
+    assert "--report junit=nowhere/out.xml: cannot be written (nowhere does not exist)" in done.stderr
     assert "here: cannot be written (here is a directory)" in done.stderr
     first = done.stderr.index("cannot be written")
     assert first < done.stderr.index("nowhere/out.xml: No such file")

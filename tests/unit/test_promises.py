@@ -482,9 +482,9 @@ MISTAKES = [
     (["env", "lint", MANY], 2, "File name too long"),
     (["run", "--", f"torchrun {MANY}"], 2, "is one word: leave out the quotes"),
     (["run", "--", MANY], 2, "is no program"),
-    (["check", "--deadline", "5x"], 2, "or a time such as 90s or 3m"),
+    (["check", "--deadline", "5x"], 2, "or a time such as 30s or 1m"),
     (["check", "--deadline", "5m", "--from", "x.ndb"], 2, "--deadline would change nothing"),
-    (["check", "--deadline", "nan"], 2, "or a time such as 90s or 3m"),
+    (["check", "--deadline", "nan"], 2, "or a time such as 30s or 1m"),
     (["hang", "--interval", "2m"], 2, "0.5 to 60"),
 ]  # fmt: skip
 

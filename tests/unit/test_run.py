@@ -30,6 +30,7 @@ from nccl_doctor.cli import _guard, _keep, _launch
 from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
 from nccl_doctor.cli._output import Kept
+from nccl_doctor.explain.files import explain_paths
 from nccl_doctor.facts.model import Bundle, HostFacts, Plan, Reach, ReachOutcome
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -600,6 +601,9 @@ def test_a_failure_is_kept_with_its_explanation_and_without_secrets(tmp_path: Pa
         assert names == {"job.json", "job-output", "explanation.txt", "explanation.json", "hostfile"}
         assert "illegal memory access" in (directory / "explanation.txt").read_text()
         assert json.loads((directory / "explanation.json").read_text())["causes"][0]["id"] == "gpu.illegal-access"
+    again = explain_paths([str(one)])  # all of it together: what was said of the job is not heard as the job
+    assert {item.source for cause in again.causes for item in cause.evidence} == {str(one / "job-output")}
+    assert again.read.files == 2 and (one / "hostfile").exists()
     job = json.loads((two / "job.json").read_text())
     assert job["state"] == "exit 9" and job["environment"]["NCCL_DEBUG"] == "WARN" and job["command"][0] == "sh"
     assert "hunter" not in (two / "job.json").read_text()

@@ -268,6 +268,7 @@ def write_python(path: Path, text: str) -> str:
 def test_no_python() -> None:
     reach = reach_of(python="/no/such/python")
     assert reach.outcome is ReachOutcome.NO_PYTHON and "/no/such/python" in reach.detail and reach.evidence
+    assert not reach.by_ssh  # this machine
 
 
 def test_no_python_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,8 @@ def test_bundle_alike_hosts_are_shown_once(machine: Machine) -> None:
     reach = Reach(ReachOutcome.OK)
     hung = {"topology": ProbeResult(Outcome.TIMED_OUT, None, "no answer within 25 s")}
     told = {"gpu01": probes, "gpu02": probes, "gpu03": hung, "gpu04": hung}
-    hosts = tuple(HostFacts(name, reach, found) for name, found in told.items())
+    down = HostFacts("gpu05", Reach(ReachOutcome.NO_ROUTE, "no route to gpu05"))
+    hosts = (*(HostFacts(name, reach, found) for name, found in told.items()), down)
     path = machine.directory / "b.ndb"
     bundles.write(Bundle(BUNDLE_SCHEMA, "t", "2026-11-21T00:00:00+00:00", Plan(stages=("topology",)), hosts), path)
     for arguments in (["--from", str(path)], [str(path)]):
@@ -114,6 +115,7 @@ def test_bundle_alike_hosts_are_shown_once(machine: Machine) -> None:
         assert "gpu[01-02]   8 GPUs, 8 NICs" in done.output
         assert "nvidia_peermem is loaded" in done.output
         assert "gpu[03-04]: no topology: topology: timed-out" in done.output
+        assert "gpu05: no topology: not reached: no route to gpu05\n" in done.output
         assert done.exit_code == 4
 
 

@@ -91,6 +91,7 @@ def test_transports_by_name() -> None:
 
 def test_a_user_that_a_template_cannot_place_is_refused_not_dropped() -> None:
     transport = CommandTransport("kubectl exec -i {host} --", ConnectOptions())
+    assert not transport.by_ssh and CommandTransport("/usr/bin/ssh -q {host}", ConnectOptions()).by_ssh
     with pytest.raises(Unreachable, match=r"no \{user\}"):
         transport.open(HostEntry("pod", user="root"), "x", Deadline(5))
 

@@ -100,7 +100,7 @@ def test_a_gpu_that_is_throttled_part_of_the_time(bit: int, id: str) -> None:
     change = during(100, 999, one_gpu(2, throttle_reasons=bit))
     found = only(told(watched.bundle(gpu_changes={"gpu02": change})))
     assert (found.id, found.severity, found.hosts) == (id, Severity.FAIL, ("gpu02",))
-    assert "for 37% of the time" in found.title and "in 11 of 30 busy samples" in found.evidence[0].text
+    assert "for 37 % of the time" in found.title and "in 11 of 30 busy samples" in found.evidence[0].text
     assert [place.gpu for place in found.places] == ["2 (0000:02:00.0)"]
 
 
@@ -1005,7 +1005,7 @@ def test_the_answer_has_the_verdict_the_table_events_and_the_exit_code() -> None
     answer = told(watched.bundle(gpu_changes={"gpu02": HOT}))
     text = printed(answer, exit_code=11)
     assert text.startswith("✗ FAULTY: 1 problem on 1 of 2 hosts") and "exit 11" in text
-    assert "gpu02   2   97 91 542 1100" in text and "throttled 100%" in text
+    assert "gpu02   2   97 91 542 1100" in text and "throttled 100 %" in text
     assert "[    5.0 s] gpu02  GPU 2 is throttled" in text
     every = printed(answer, verbose=True)
     assert sum(line.startswith("gpu02 ") for line in every.splitlines()) == 4

@@ -22,6 +22,7 @@ _SKIP = re.compile(
     r"\.(?:py|ipynb|c|cc|cpp|cuh?|h|hpp|sh|sbatch|md|rst|toml|ya?ml|pt|pth|bin|safetensors|ckpt|npy|npz|arrow|parquet|so|o|a|pyc|whl|zip|tar|tgz|png|jpe?g|mp4|model|onnx|engine|nsys-rep|qdrep|sqlite|db|tfevents.*|lock|html?|sarif|prom)$",
     re.IGNORECASE,
 )
+_KEPT = re.compile(r"(?:explanation|hang-\d+|left)\.(?:txt|json)")  # beside the job.json of `run --keep`
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -78,7 +79,11 @@ def _add(
 
 
 def _is_ours(name: str) -> bool:
-    """Whether this is a report of preflight or a saved benchmark: what they quote is no job's log."""
+    """Whether this is a report of preflight, a saved benchmark, or what ``run --keep`` wrote beside a job's output: what they
+    quote is no job's log."""
+    place, _, file = name.rpartition("/")
+    if _KEPT.fullmatch(file) and _is_ours(f"{place}/job.json"):
+        return True
     if not name.endswith((".json", ".xml")):
         return False
     with contextlib.suppress(content.InputError, OSError), content.opened(name) as raw:

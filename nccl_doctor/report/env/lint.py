@@ -68,7 +68,7 @@ def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -
     if result.problems:
         lines.append("")
     if hidden:
-        lines += [f"{hidden} remarks hidden (--info shows them)", ""]
+        lines += [f"{counted(hidden, 'remark')} hidden (--info shows them)", ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

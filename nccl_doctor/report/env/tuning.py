@@ -11,7 +11,7 @@ from nccl_doctor.report.safe_text import visible
 
 
 def _percent(change: Change) -> str:
-    return f"{change.mean:+.1%} [{change.low:+.1%}, {change.high:+.1%}]"
+    return f"{change.mean * 100:+.1f} % [{change.low * 100:+.1f} %, {change.high * 100:+.1f} %]"
 
 
 def tuning_json(result: Tuning) -> dict[str, Any]:
@@ -63,7 +63,9 @@ def tuning_text(result: Tuning) -> str:
     elif not result.compared:
         lines.append("? cannot tell: no candidate could be measured")
     elif not result.decided:
-        lines.append(f"? cannot tell: a gain of up to {result.hidden:.0%} may hide in the noise; try more --rounds")
+        lines.append(
+            f"? cannot tell: a gain of up to {result.hidden * 100:.0f} % may hide in the noise; try more --rounds"
+        )
     else:
         what = "no candidate is faster beyond the noise and slower at no size"
         lines.append(f"✓ defaults are best: {what} ({result.rounds} paired rounds)")
@@ -81,5 +83,5 @@ def tuning_text(result: Tuning) -> str:
         lines.append(f"  {'default again':<{width}}  control        {_percent(result.control.overall)}")
     lines += [f"  note: {visible(note)}" for note in result.notes]
     lines.append("")
-    lines.append(f"  change of the time per call (less is better), with {result.confidence:.1%} intervals")
+    lines.append(f"  change of the time per call (less is better), with {result.confidence * 100:.1f} % intervals")
     return "\n".join(lines) + "\n"

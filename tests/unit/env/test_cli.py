@@ -192,8 +192,21 @@ def test_fix_shows_a_diff_and_writes_beside(tmp_path: Path) -> None:
     run("lint", "--file", str(path), "--fix", "--write")
     assert "taken out" in (tmp_path / "a.sh.fixed").read_text()
     assert path.read_text() == "export NCCL_TIMEOUT=1800\npython a.py\n"
-    run("lint", "--file", str(path), "--fix", "--in-place")
-    assert "taken out" in path.read_text()
+    done = run("lint", "--file", str(path), "--fix", "--in-place")
+    assert "taken out" in path.read_text() and f"wrote {path}" in done.stderr
+
+
+def test_fix_says_what_it_could_not_read_and_where_nothing_is_to_correct(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "a.sh", tmp_path / "b.sh"
+    right.write_text("export NCCL_DEBUG=INFO\n")
+    done = run("lint", str(right), str(wrong), "--fix", "--in-place")
+    assert done.returncode == 4 and not done.stdout
+    assert f"{wrong} is not there" in done.stderr and "nothing that --fix corrects" in done.stderr
+    done = run("lint", str(wrong), "--fix")
+    assert done.returncode == 3 and "nothing that" not in done.stderr
+    right.write_bytes(b"export NCCL_TIMEOUT=1 # \xff\n")
+    done = run("lint", str(right), "--fix", "--in-place")
+    assert "left for you" in done.stderr and "wrote" not in done.stderr
 
 
 def test_remote_text_cannot_drive_the_terminal(tmp_path: Path) -> None:

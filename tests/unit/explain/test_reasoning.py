@@ -971,6 +971,21 @@ def test_the_exit_that_a_best_guess_names_is_quoted_first() -> None:
     assert any("collect the logs of rank 2: these hold nothing" in step for step in got.next)
 
 
+def test_the_rank_that_the_others_waited_for_stands_in_the_first_sentence() -> None:
+    late = (
+        "[rank{0}]: Traceback (most recent call last):\n"
+        '[rank{0}]:   File "/job/train.py", line 12, in <module>\n'
+        "[rank{0}]:     dist.all_reduce(t)\n"
+        "[rank{0}]: RuntimeError: [gloo/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete\n"
+    )
+    got = explain_text("".join(late.format(rank) for rank in (0, 2, 3)))
+    assert got.verdict is Verdict.UNDECIDED
+    assert got.sentence.endswith("another one that did not come in time; nothing is heard of rank 1")
+    assert (
+        "nothing is heard" not in explain_text("".join(late.format(rank) for rank in (0, 5))).sentence
+    )  # most are silent
+
+
 def test_the_timeline_is_in_order_of_time_whatever_the_files_are_called() -> None:
     """A traceback has no time: it stands where its launcher's next line does."""
 
