@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, candidates, costs, quotes, ranking, verdict
+from nccl_doctor.explain import advice, attempts, candidates, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shortened
@@ -40,8 +40,9 @@ def analyse(sources: Iterable[LogSource]) -> Explanation:
 
 def explain(summary: Summary) -> Explanation:
     """Explain what the readers found."""
-    case = Case(summary)
-    ranked = [item for item in ranking.rank(case) if item.strength >= WORTH_NAMING]
+    whole = Case(summary)
+    case, ranked = _weighed(whole)
+    ranked = [item for item in ranked if item.strength >= WORTH_NAMING]
     good = verdict.good_end(case)
     reached = verdict.reached(case, ranked, good)
     healthy = reached is Verdict.HEALTHY
@@ -57,8 +58,8 @@ def explain(summary: Summary) -> Explanation:
         evidence=tuple(quotes.quote(hit) for hit in good),
         overcome=_overcome(ranked) if healthy else (),
         worth_knowing=costs.remarks(case, causes),
-        notes=_notes(case),
-        timeline=_timeline(case),
+        notes=_notes(whole),
+        timeline=_timeline(whole),
         problems=tuple(summary.problems),
         read=InputCount(summary.files, summary.bytes, summary.lines),
         world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
@@ -66,6 +67,25 @@ def explain(summary: Summary) -> Explanation:
     if summary.turned:
         explanation = numbered(explanation, summary.turned, lambda name, line: summary.turned[name][line - 1])
     return _redacted(explanation)
+
+
+def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
+    """The case with its candidates; of a job that was started again what tells of its last attempt, where that says by itself
+    how the job ended. What ended the attempts before counts half then, as all that the work got over."""
+    ranked = ranking.rank(whole)
+    told = attempts.last_attempt(whole)
+    if told is None or not ranked or ranked[0].cured:
+        return whole, ranked
+    last = Case(told)
+    of_last = ranking.rank(last)
+    healthy = verdict.reached(last, of_last, verdict.good_end(last)) is Verdict.HEALTHY
+    if not ((last.has("progress") or last.course.recovered) if healthy else ranking.ends_it(of_last, ranked)):
+        return whole, ranked
+    most = verdict.DECIDED if healthy else of_last[0].strength
+    before = [item for item in ranked if item.id not in {one.id for one in of_last}]
+    for item in before:
+        item.strength, item.slows = min(item.strength, most) / 2, False
+    return last, sorted((*of_last, *before), key=lambda item: -item.strength)
 
 
 def _redacted(explanation: Explanation) -> Explanation:

@@ -9,6 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import by_file, came_after, just_below, later, place, shape
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role
+from nccl_doctor.explain.readers import bystanders
 
 # Only a distributed job says these.
 DISTRIBUTED = (
@@ -201,6 +202,17 @@ class Course:
         if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
             return True
         return lines <= LINES_AFTER and self._stepped_on(hit)
+
+    def stepped_after(self, hit: Hit) -> bool:
+        """Whether two steps are reported after this line, of which the second needed every rank.
+
+        What the kernel says is often pasted above a log: there only times tell the order.
+        """
+        step = self._logs.summary.stepped.get(hit.file)
+        if step is None or not later(step, hit) or came_after(step, hit) is False:
+            return False
+        timed = hit.seconds is not None and step.seconds is not None
+        return timed or not bystanders.is_of_the_kernel(hit.text)
 
     def began_after(self, seconds: float | None) -> bool:
         """Whether all that the job says is a day or more younger than this moment: it began afterwards."""

@@ -53,7 +53,7 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
             before += [one for one in case.hits("mpi-abort") if _TASK_EXITED.search(one.text)]
     elif hit.signature == "signal-exception":
         exits = [] if case.course.overcome("torchrun-exit") else case.hits("torchrun-exit")
-        before = [one for one in exits if one.groups.get("code") != "-15"]
+        before = [*(one for one in exits if one.groups.get("code") != "-15"), *case.hits(*GAVE_UP)]
         hit = next(
             told for told in case.hits("signal-exception") if told.file == hit.file
         )  # with a time, the traceback has none
@@ -126,6 +126,7 @@ def _behind(one: Hit, other: Hit) -> bool:
 
 _PORT_EVENT = re.compile(r" \S+:\d+ (?=Got )")  # NET/IB : mlx5_5:1 Got async event : port error
 _FLAP = 60.0  # seconds
+_NO_QP = ("modify-qp", "create-qp")
 # What a job says that lost its connections with the port.
 _LOST = ("ib-retry", "ib-remote-error", "ib-no-way-left", "adapter-failed", "ib-local-protection")
 
@@ -142,6 +143,14 @@ def _came_back(case: Case, hit: Hit) -> bool:
     )
 
 
+_EVENT = re.compile(r"event type \(|async (?:error )?event|GID table change")
+
+
+def _only_an_event(case: Case, hit: Hit) -> bool:
+    """Whether an adapter told that its table of GIDs changed, and no connection is told to have failed: those that stand keep theirs."""
+    return hit.signature == "roce-gid-missing" and _EVENT.search(hit.text) is not None and not case.has(*_LOST, *_NO_QP)
+
+
 def _soon_active(failed: Hit, back: Hit) -> bool:
     """Whether this line tells of the same port within a minute after."""
     port = _PORT_EVENT.search(failed.text)
@@ -155,9 +164,15 @@ def _soon_active(failed: Hit, back: Hit) -> bool:
     )
 
 
+_HELD = re.compile(r"\bProcess \d+ has \d.{0,20} memory in use")
+
+
 def _of_an_attempt_before(case: Case, hit: Hit) -> bool:
-    """Whether a port was taken only when the workers had been started again: those of the attempt before still hold it."""
-    return hit.signature == "port-in-use" and any(_behind(hit, one) for one in case.hits("workers-restarted"))
+    """Whether a port or a GPU's memory was taken when the workers had been started again and had done nothing yet: those of the
+    attempt before still hold it."""
+    held = hit.signature == "port-in-use" or _HELD.search(hit.text) is not None
+    begins = [one for one in case.hits("attempt-begins") if _behind(hit, one)] if held else []
+    return any(all(not (later(hit, step) and later(step, one)) for step in case.hits("progress")) for one in begins)
 
 
 _NO_STORE = frozenset(("master-unreachable", "master-timeout", "master-refused", "rdzv-connection"))
@@ -175,6 +190,30 @@ def _complete_after(case: Case, hit: Hit) -> bool:
     return "Waiting in" in hit.text and any(_behind(done, hit) for done in case.lasts("barrier-completed"))
 
 
+_AGAIN = re.compile(r"\bretry(?:ing)?\b|trying again", re.IGNORECASE)
+_WITHOUT = re.compile(r"\bfall(?:ing|s)? back\b|\bskipping\b|\bignoring\b|\bcontinuing\b", re.IGNORECASE)
+
+
+def _went_another_way(case: Case, hit: Hit) -> bool:
+    """Whether the line itself says that its process goes on, and it did: it spoke on, or, where it tries again, came to work."""
+    if _AGAIN.search(hit.text):
+        return any(later(last, hit) for name in ("nccl-init-complete", "progress") for last in case.lasts(name))
+    spoke = case.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else hit
+    return _WITHOUT.search(hit.text) is not None and later(spoke, hit)
+
+
+_POD = re.compile(r"\bpod/([a-z0-9.-]+)")
+_MEMBER = re.compile(r"-(?:[a-z0-9]*\d[a-z0-9]*|worker|master|launcher)$")  # a pod's number, or its part in the job
+_EVENTS = ("kubelet-stops", "probe-failed", "resources-missing", "ended-with-error")
+
+
+def _of_another_job(case: Case, hit: Hit) -> bool:
+    """Whether Kubernetes tells of a pod that is called otherwise than those of the job, which speak here and are listed as well."""
+    own = {_MEMBER.sub("", host) for host in case.summary.hosts}
+    families = [_MEMBER.sub("", pod) for one in (hit, *case.hits(*_EVENTS)) for pod in _POD.findall(one.text)]
+    return _POD.search(hit.text) is not None and families[0] not in own and not own.isdisjoint(families)
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -184,7 +223,10 @@ _DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger, "joined-part
 _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_beside_the_job, 0.58),
     (_came_back, 0.55),
+    (_only_an_event, 0.45),
     (_of_an_attempt_before, 0.45),
+    (_went_another_way, 0.45),
+    (_of_another_job, 0.4),
     (_by_hand, 0.3),
     (_store_is_gone, 0.3),
     (_ended_by_others, 0.2),

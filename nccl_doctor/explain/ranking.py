@@ -102,7 +102,6 @@ _SLOWNESS = frozenset(
         "ib.gdr",
         "app.nan-or-data",
         "gpu.nvlink",
-        "gpu.ecc",
     )
 )
 _MEASURED = frozenset(("busbw-row", "p2p-bandwidth-rows"))
@@ -128,16 +127,30 @@ def _survived(case: Case, item: Candidate) -> bool:
 
 
 def _latest(case: Case, item: Candidate) -> list[Hit]:
-    """The candidate's last line in each file: of lines alike one is kept, and the last."""
-    files = {hit.file for hit in item.hits}
+    """The candidate's last line in each file: of lines alike one is kept, and the last. What only agrees with the others, and
+    proves nothing alone, may be said of something else later on."""
+    hits = _firm(case, item)
+    files = {hit.file for hit in hits}
     lasts = [
         last
-        for name in {hit.signature for hit in item.hits}
+        for name in {hit.signature for hit in hits}
         for last in case.lasts(name)
         # In a file that says nothing of this one, it may be a word of trouble only.
         if last.file in files or name != "error-line" or trouble.sounds_bad(last.text)
     ]
-    return list({hit.file: hit for hit in sorted((*item.hits, *lasts), key=place)}.values())
+    return list({hit.file: hit for hit in sorted((*hits, *lasts), key=place)}.values())
+
+
+def _firm(case: Case, item: Candidate) -> list[Hit]:
+    """The candidate's lines without those that prove nothing alone, or are no sign of trouble."""
+    firm = [hit for hit in item.hits if not 0 < _alone(case, hit) < PLAUSIBLE]
+    signs = [hit for hit in firm if hit.signature not in ("before", "last", "progress")]
+    return signs or firm or item.hits
+
+
+def _alone(case: Case, hit: Hit) -> float:
+    """What a line proves by its signature; 0 for lines that diagnoses weigh."""
+    return case.signatures[hit.signature].strength if hit.signature in case.signatures else 0.0
 
 
 _LONG = 1800.0  # seconds: no usual time-out of a collective is longer
@@ -150,24 +163,63 @@ def _long_before(one: Hit, other: Hit) -> bool:
     return one.file == other.file and other.line > one.line + MANY_LINES
 
 
+# What the loss of a process, or of a host, does to the attempts after it
+_LEFT_BEHIND = frozenset(
+    (
+        "app.straggler-timeout",
+        "launch.rdzv",
+        "launch.world-size",
+        "net.master-unreachable",
+        "net.peer-lost",
+        "net.port-in-use",
+        "sw.nccl-bug",
+    )
+)
+
+
+def ends_it(of_last: list[Candidate], of_all: list[Candidate]) -> bool:
+    """Whether the best cause of a job's last attempt, and not the best one of all its log, says why the job ended, or is slow."""
+    if not of_last or of_last[0].id == of_all[0].id:
+        return False
+    last, follows = of_last[0], _LEFT_BEHIND | EXPLAINS.get(of_all[0].id, frozenset())
+    convinces = last.slows or last.id in _SLOWNESS or last.strength >= PLAUSIBLE
+    return convinces and not last.vague and last.id not in follows
+
+
 _OUT_OF_TIME = re.compile(r"DUE TO TIME ?(?:LIMIT|OUT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE)
+# Conditions and slow losses: that work goes on for a while does not speak against them. Everything else ends a process at once,
+# or keeps it from its start: whoever takes two more steps was not harmed.
+_LASTING = _SLOWNESS | frozenset(
+    (
+        "app.straggler-timeout",
+        "app.uneven-inputs",
+        "env.bad-nccl-var",
+        "gpu.ecc",
+        "ib.port-down",
+        "ib.retry-exceeded",
+        "net.mtu",
+        "net.peer-lost",
+        "net.plugin",
+        "sys.clock-or-dns-or-fs",
+        "sys.disk-full",
+        "sys.node-failure",
+        "unrelated",
+    )
+)
 
 
 def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool:
     """Whether the work went on after it, until something else came that convinces by itself."""
-    others = [
-        other
-        for other in candidates
-        if other is not item
-        and other.strength >= _SEEN
-        and (other.id not in LATE or any(_OUT_OF_TIME.search(hit.text) for hit in other.hits))
-        and not other.vague
-        and item.id not in EXPLAINS.get(other.id, ())
-    ]
+    others = [one for one in candidates if one is not item and one.strength >= PLAUSIBLE and not one.vague]
     latest = _latest(case, item) if others else []
-    return any(
-        all(_worked_between(case, last, hit) for last in latest for hit in other.hits) for other in others
-    ) and all(case.course.outlived(last) and last.file not in case.course.failed_files for last in latest)
+    stepped = item.id not in _LASTING and all(map(case.course.stepped_after, latest))
+    if not stepped:
+        others = [one for one in others if one.strength >= _SEEN]
+        others = [one for one in others if one.id not in LATE or any(_OUT_OF_TIME.search(hit.text) for hit in one.hits)]
+    between = any(
+        all(_worked_between(case, last, hit) for last in latest for hit in _firm(case, one)) for one in others
+    )
+    return between and (stepped or all(map(case.course.outlived, latest)))
 
 
 def _worked_between(case: Case, last: Hit, hit: Hit) -> bool:
@@ -188,10 +240,12 @@ def _went_on(case: Case, item: Candidate, last: Hit) -> bool:
     ends = (case.last(name, last.file) for name in ("ended-well", "nccl-tests-ok"))
     if any(end is not None and end.line > last.line for end in ends):
         return True
+    if item.id not in _LASTING and case.course.stepped_after(last):
+        return True
     soon = _at_start(item) or _told(case, item) or _retried(item)
     step = case.last("progress", last.file)
     lines = LINES_AFTER if soon else MANY_LINES
-    return (step is not None and step.line >= last.line + lines) or case.course.resumed_after(last)
+    return step is not None and step.line >= last.line + lines
 
 
 def _at_start(item: Candidate) -> bool:
@@ -204,7 +258,7 @@ def _at_start(item: Candidate) -> bool:
 _RETRY = re.compile(
     r"\b(?:attempt|retry|try) ?#?\(?\d+|\bretry(?:ing)?\b|trying again|sleeping \d|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|"
     r"\bcontinuing\b|\bfalling back\b|\brestarting\b|\bfail(?:ing|ed) ?over\b|Initiating recovery\? Yes|"
-    r"GID table changed|\bunknown event type \(|"
+    r"GID table changed?|\bunknown event type \(|"
     r"\bnon-fatal async event: (?!port error|device)",
     re.IGNORECASE,
 )

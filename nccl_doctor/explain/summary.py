@@ -50,6 +50,7 @@ class Summary(msgspec.Struct):
     heads: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # probes (ping) among the first lines
     before: dict[str, list[Hit]] = msgspec.field(default_factory=dict)  # the lines before the first sign of trouble
     failed: list[Hit] = msgspec.field(default_factory=list)  # where nccl-doctor, which ran the job, says that it failed
+    stepped: dict[str, Hit] = msgspec.field(default_factory=dict)  # by file, the report of the last step but one
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: set[int] = msgspec.field(default_factory=set)  # that lines name as their speakers
     hosts: set[str] = msgspec.field(default_factory=set)
@@ -78,6 +79,7 @@ class Summary(msgspec.Struct):
         self.heads.update(other.heads)
         self.before.update(other.before)
         self.failed.extend(other.failed)
+        self.stepped.update(other.stepped)
         self.last_of_rank.update(other.last_of_rank)
         self.ranks |= other.ranks
         self.hosts |= other.hosts

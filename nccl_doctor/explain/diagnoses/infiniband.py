@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
+from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
+from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
@@ -26,7 +28,7 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
     """
     hits = case.env.get("NCCL_IB_GID_INDEX", [])
     value = case.value("NCCL_IB_GID_INDEX")
-    if not hits or not case.has(*_FABRIC_TROUBLE):
+    if not hits or not case.has(*_FABRIC_TROUBLE) or _passed(case):
         return
     if not (_roce(case) or case.has("roce-gid-missing") or not case.has("net-ib-using")):
         return
@@ -42,6 +44,26 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
         hosts_of(hits),
         final=low or local,
     )
+
+
+_PACKET = 4096  # bytes: the largest MTU of InfiniBand and RoCE
+
+
+def _passed(case: Case) -> list[Hit]:
+    """The rows of nccl-tests above the first failed request between hosts: by them, both ends' GIDs lead to each other."""
+    failed = case.first("ib-retry", "ib-retry-text", "ib-remote-error")
+    return [row for row in case.hits("busbw-row") if failed and case.nodes != 1 and later(failed, row)]
+
+
+@diagnosis
+def only_one_packet_passes(case: Case) -> Iterable[Candidate]:
+    """nccl-tests' sizes of one packet pass over RoCE, and retries are exceeded at the first larger one: the path, or one end, carries
+    packets of a smaller MTU only. A fabric that drops under load fails at a large size."""
+    sizes = [int(found["size"]) for row in _passed(case) if (found := BUSBW_ROW.search(row.text))]
+    if _roce(case) and 0 < max(sizes, default=0) <= _PACKET and case.has("ib-retry", "ib-retry-text"):
+        title = f"RoCE carries messages of one packet (up to {max(sizes)} bytes) and loses the first larger ones: the MTUs on the path differ"
+        proof = [*case.hits("ib-retry", "ib-retry-text")[:4], _passed(case)[-1]]
+        yield Candidate("net.mtu", 0.7, title, proof, *speakers(case.hits("ib-retry")))
 
 
 @diagnosis

@@ -17,6 +17,7 @@ _VIRTUAL = re.compile(
     r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy|ip6tnl|sit\d|gre\d|vxlan)"
 )
 _UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused", "connect-aborted")
+_UNANSWERED = re.compile("timed out|No route")  # one that is refused may only be early
 _FAILING = (
     *_UNREACHABLE,
     "connect-gave-up",
@@ -42,7 +43,8 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
     several = len(by_host) > 1 or case.nodes > 1
-    if not several or _joined_across_hosts(case) or not case.has(*_FAILING):
+    lost = [*case.hits(*_FAILING), *(hit for hit in case.hits("connect-retry") if _UNANSWERED.search(hit.text))][:3]
+    if not several or _joined_across_hosts(case) or not lost:
         return
     by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
@@ -53,7 +55,6 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     ]
     interfaces = sorted({hit.groups["interface"] for hit in by_host.values()})
     networks = {network_of(address) for address in by_address} - {None}
-    lost = case.hits(*_FAILING)[:3]
     if shared:
         first = shared[0].groups
         title = f"several hosts advertise the same address {first['address']} on {first['interface']}"
@@ -118,7 +119,7 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
     retries = case.hits("connect-retry")
     if not retries or case.has("nccl-init-complete", "channel-net", "progress"):
         return
-    timed_out = [hit for hit in retries if "timed out" in hit.text or "No route" in hit.text]
+    timed_out = [hit for hit in retries if _UNANSWERED.search(hit.text)]
     local = [hit for hit in case.hits("bootstrap-using") if hit.groups["address"].startswith("169.254.")]
     if local and case.count("connect-retry") > 2:
         title = f"NCCL chose {local[0].groups['interface']}, whose link-local address a peer on another host takes for one of its own"

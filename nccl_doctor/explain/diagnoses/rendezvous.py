@@ -125,7 +125,7 @@ def address_that_windows_refuses(case: Case) -> Iterable[Candidate]:
 def more_processes_than_ranks(case: Case) -> Iterable[Candidate]:
     """More processes came to the store than the group has ranks. Where torchrun had started its workers again, the store (of
     torch 1.8 to 1.10) counts them with those of the attempt before, and what ended that one is the cause."""
-    hits, restarted = case.hits("joined-too-many"), case.hits("workers-restarted")
+    hits, restarted = case.hits("joined-too-many"), case.hits("attempt-begins")
     if not hits:
         return
     joined, world = hits[0].groups["joined"], hits[0].groups["world"]

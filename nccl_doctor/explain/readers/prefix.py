@@ -1,6 +1,6 @@
 """Who said a line, and when: launchers, schedulers and loggers put it in front of the text in many ways.
 
-Known: torchrun (``[default0]:``, ``[rank3]:``), Open MPI (``[1,5]<stdout>:``), srun ``-l`` (``3: ``), pdsh and Kubernetes
+Known: torchrun (``[default0]:``, ``[rank3]:``), Open MPI and Horovod (``[1,5]<stdout>:``, ``[5]<stdout>:``), srun ``-l`` (``3: ``), pdsh and Kubernetes
 (``host: ``, ``[pod/name/container] ``), Ray (``(Worker pid=1, ip=10.0.0.1) ``), CRI and syslog and dmesg lines, Python's and
 glog's log formats, NCCL's ``host:pid:tid [dev]``, and torch's ``[PG ID 0 PG GUID 0 Rank 3]``.
 """
@@ -65,7 +65,7 @@ _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
 _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
 _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
-_MPI = re.compile(r"\[\d+,(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+_MPI = re.compile(r"\[(?:\d+,)?(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 # Not the number and the name of an interface, as ip and ifconfig list them: "2: eth0: <BROADCAST,...".

@@ -7,7 +7,9 @@ its tail, and one line of each :data:`SAMPLE_STEP` between.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import bystanders, pace, records, speakers
 from nccl_doctor.explain.readers.kept import Kept
 from nccl_doctor.explain.readers.plan import plan
@@ -20,6 +22,8 @@ _HEAD = 2 << 10
 SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all, where they name a rank)
 DIGITS = b"0123456789"
 _OF_MANY = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-]).*\d")
+_STEP = re.compile(rb"(?:step|iter\w*|epoch|batch|\bit)\W{0,12}\d+|(?<![\d./:-])\d{1,9} ?/ ?\d", re.IGNORECASE)
+_RECENT = 24  # reports of the last step and of the one before it, of the few ranks that tell them
 _NO_WORK = re.compile(r"\b(?:re)?tr(?:y|ies|ying)\b|attempt|wait|load|captur|compil|warm|check", re.IGNORECASE)
 
 
@@ -61,6 +65,8 @@ class Steps:
             self._look(b"\n".join(lines), number)
         self._count_rows(lines, number)
         shapes = pace.by_shape(self._lines)
+        for step in self._last_but_one(shapes):
+            self._kept.summary.stepped[self._kept.source.name] = step
         for shift in pace.shifts(self._lines, shapes, pace.SLOWER if self._all else pace.FAR_SLOWER):
             for at, raw in shift.rows:
                 self._kept.add_row(pace.SIGNATURE, self._kept.said(records.texts(raw)[-1], at), shift.groups)
@@ -115,6 +121,19 @@ class Steps:
                 self._kept.spoke(self._kept.hit("last", said))
         return known
 
+    def _last_but_one(self, shapes: dict[bytes, list[int]]) -> Iterator[Hit]:
+        """The first report of the last step but one, where the same words report the last one."""
+        known = self._kept.summary.groups.get("progress")
+        told = {hit.line for hit in (*known.lasts.values(), *known.hits)} if known else set()
+        found: tuple[int, bytes] = (0, b"")
+        for indices in shapes.values():
+            first, last = (self._lines[index][0] for index in (indices[0], indices[-1]))
+            if last > max(first, found[0]) and not told.isdisjoint((first, last)):
+                rows = [self._lines[index] for index in indices[-_RECENT:]]
+                found = max([found, *_first_reports(rows)[-2:-1]])
+        if found[0]:
+            yield self._kept.hit("progress", self._kept.said(records.texts(found[1])[-1], found[0]))
+
     def _count_rows(self, lines: list[bytes], number: int) -> None:
         """Rows that count up to a goal ("round 7/25 ..."), in any language: steps of work, too, if nothing in them accuses."""
         steps = self._kept.summary.groups.get("progress")
@@ -133,3 +152,15 @@ class Steps:
             if rising and self._plan.error_line.match(counted[0][2]) is None:
                 for _, at, text in (counted[0], counted[-1]):
                     self._kept.add(self._plan.progress, {}, self._kept.said(text, at))
+
+
+def _first_reports(rows: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Of reports of steps in the same words those that are the first of their step; other ranks' may follow, a little out of order."""
+    firsts: list[tuple[int, bytes]] = []
+    latest: list[list[bytes]] = []
+    for at, raw in rows:
+        step = _STEP.findall(raw) or ([raw] if b"/s" in raw else [])  # a server's rate
+        if step and step not in latest[-2:]:
+            firsts.append((at, raw))
+            latest.append(step)
+    return firsts

@@ -265,6 +265,7 @@ says(
     "ib-port-back",
     "async event : port active",
     "async event: port active",
+    "async error event: port active",
     cause="ib.port-down",
     strength=0.45,
     title="an InfiniBand/RoCE port came up again",
@@ -370,7 +371,7 @@ says(
     "Call to ibv_query_gid failed",
     "ibv_query_gid_ex failed",
     "Failed to query GID",
-    "GID table changed",
+    "GID table change",
     "unknown event type (18)",  # IBV_EVENT_GID_CHANGE, to a NCCL that does not know it
     "No RoCE GID",
     "o suitable GID",

@@ -165,12 +165,26 @@ says(
     why="Processes that are started one by one, without a launcher, each with WORLD_SIZE=1; two jobs with one MASTER_PORT; or a store that outlived a restart.",
     where=lambda groups, line: _more_than_the_world(line),
 )
+# A heading over what the next attempt prints, or what a launcher says of it: the first one is none, and neither is what a
+# program tries again.
+_NEXT_ATTEMPT = re.compile(
+    r"^\W{2,}(?!.*(?:fail|pass|exit|\brc\b|\bok\b))(?:.*\W)?(?:attempt|run|retry|try)\W{0,2}(?:[2-9]|\d\d)\b|estart[_ ]count\W{0,2}[1-9]|will restart|WILL REQUEUE|"
+    r"\b(?:[Rr]e)?(?:start|launch)\w* .{0,40}\b[Aa]ttempt\W{0,2}[2-9]|\b[Aa]ttempt\W{0,2}[2-9].{0,40}\b(?:start|launch)",
+)
 says(
-    "workers-restarted",
+    "attempt-begins",
     "attempts left; will restart worker group",
-    "restart_count={restarts:int}",
-    why="torchrun starts its workers again: the attempt before had failed.",
-    where=lambda groups, line: groups.get("restarts") != "0",
+    "restart_count={attempt:int}",
+    "estart count {attempt:int}",
+    "estart count: {attempt:int}",
+    "ttempt {attempt:int}",
+    "attempt={attempt:int}",
+    "attempt #{attempt:int}",
+    "retry {attempt:int}",
+    " run {attempt:int}",
+    "WILL REQUEUE",
+    why="The job's processes are started again: the attempt before had failed.",
+    where=lambda groups, line: _NEXT_ATTEMPT.search(line) is not None,
 )
 says(
     "rdzv-timeout",

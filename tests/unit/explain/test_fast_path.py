@@ -85,7 +85,7 @@ def test_fast_and_slow_say_the_same(
 
 
 def test_blocks_are_passed_over_and_lines_are_right(tmp_path: Path, small_pieces: None) -> None:
-    text = "\n".join([*_bulk(random.Random(1), 5000), "[rank3]: KeyError: 'RANK'", *_bulk(random.Random(2), 3)])
+    text = "\n".join([*_bulk(random.Random(1), 5000), "[rank3]: KeyError: 'RANK'", *_bulk(random.Random(2), 1)])
     (tmp_path / "job.log").write_text(text + "\n")
     found, _ = inputs.find([str(tmp_path)])
     summary = read_file(found[0])
