@@ -57,7 +57,6 @@ _FACTS: dict[str, tuple[str, ...]] = {
         "nnodes",
         "world-size",
         "socket-timeout",
-        "rank-by-hand",
         "random-run-id",
     ),
     "env.bad-nccl-var": ("env-echo", "env-set"),
@@ -105,7 +104,6 @@ _FACTS: dict[str, tuple[str, ...]] = {
     ),
     "sys.host-oom": ("host-memory-used", "large-allocation"),
     "sys.shm": ("shm-full",),
-    "launch.env-missing": ("rank-by-hand",),
     "sys.disk-full": ("disk-full-listing", "disk-nearly-full"),
     "launch.killed": ("cancelled",),
 }

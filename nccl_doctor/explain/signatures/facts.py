@@ -186,12 +186,6 @@ says(
     why="Only an agent that has joined a rendezvous sends these.",
 )
 says(
-    "rank-by-hand",
-    "set RANK=",
-    "set WORLD_SIZE=",
-    why="Somebody sets by hand what a launcher sets.",
-)
-says(
     "env-set",
     *(
         f"{name}={{value:word}}"

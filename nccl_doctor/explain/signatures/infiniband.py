@@ -730,17 +730,6 @@ says(
 )
 
 says(
-    "gid-file",
-    "gid_attrs/types",
-    "/gids/{index:int}",
-    "gid_attrs/ndevs",
-    cause="ib.gid-index",
-    strength=0.72,
-    title="the GID table of a port cannot be read",
-    why="NCCL reads a port's GID entries from sysfs; an error there means an entry that is not valid or hidden.",
-    where=lambda groups, line: bool(re.search(r"WARN|rror|ail|nvalid|denied|No such", line)),
-)
-says(
     "mlx5-completion",
     "mlx5: {host}: got completion with error",
     role=Role.SYMPTOM,

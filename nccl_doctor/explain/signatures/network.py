@@ -455,17 +455,6 @@ says(
     why="A probe with the don't-fragment bit says that the path's MTU is smaller than the interface's.",
 )
 says(
-    "mtu-mismatch",
-    "MTU mismatch",
-    "mtu mismatch",
-    "different MTU",
-    "MTU 9000{}MTU 1500",
-    cause="net.mtu",
-    strength=0.8,
-    title="the MTU differs along the path",
-    why="Somebody compared the MTUs.",
-)
-says(
     "ip-link-mtu",
     "mtu {mtu:int} qdisc",
     " mtu {mtu:int} ",

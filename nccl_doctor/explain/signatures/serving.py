@@ -221,14 +221,6 @@ says(
     why="Neither nvidia_peermem nor DMA-BUF lets the adapter reach this memory.",
 )
 says(
-    "mooncake-registers",
-    "rdma_context.cpp:{line:int}] Failed to register memory {address:word}: Cannot allocate memory [12]",
-    cause="ib.memlock",
-    strength=0.72,
-    title="Mooncake cannot register memory with the adapter: Cannot allocate memory",
-    why="ENOMEM is the locked-memory limit, or the adapter's keys.",
-)
-says(
     "mooncake-registers-otherwise",
     "rdma_context.cpp:{line:int}] Failed to register memory {address:word}: {error} [{errno:int}]",
     "Failed to register memory region (chunk",

@@ -334,20 +334,6 @@ says(
     where=lambda groups, line: "nvls.cc" not in line,
 )
 says(
-    "downgrade-note",
-    "fixed in NCCL",
-    "upgrading NCCL to",
-    "upgrading to NCCL",
-    "downgrading NCCL",
-    "regression in NCCL",
-    "known issue in NCCL",
-    "after downgrade to",
-    cause="sw.nccl-bug",
-    strength=0.7,
-    title="a bug of this NCCL or torch release",
-    why="Somebody found that another release does not have it.",
-)
-says(
     "cuda-call",
     "CUDA error: {error}",
     "CUDA Error: {error}",  # Transformer Engine
