@@ -63,11 +63,12 @@ class Case(Logs):
 
     @functools.cached_property
     def nodes(self) -> int:
-        """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
+        """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts, nccl-tests' list); 0 if they do not."""
         told = [
             int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdecimal()
         ]
-        return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
+        tested = {hit.groups["host"] for hit in self.hits("tests-device")}
+        return max([*told, len(self.nccl_hosts), len(tested), int(self.has("one-node"))])
 
     @functools.cached_property
     def between_hosts(self) -> bool:

@@ -561,7 +561,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def long_operation(case: Case) -> Iterable[Candidate]:
     """A time-out, and a rank reports that an operation of its own took minutes: longer than the others could wait."""
-    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier"):
+    if not case.has(*_GAVE_UP_WAITING):
         return
     hits = sorted(case.hits("long-duration"), key=lambda hit: -float(hit.groups["seconds"]))
     limit = min([item.timeout_ms / 1000 for item in case.work if item.timeout_ms] or [600.0])

@@ -9,6 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
@@ -25,17 +26,14 @@ _MEASURED = re.compile(r"busbw|all_?(?:reduce|gather)|reduce_scatter|all_?to_?al
 
 
 def _servers_in_the_list(case: Case) -> bool:
-    """Whether nccl-tests' list of devices shows several hosts, one of them with its eighth GPU."""
-    devices = case.hits("tests-device")
-    eighth = any(int(hit.groups["device"]) >= 7 for hit in devices)
-    return len({hit.groups["host"] for hit in devices}) > 1 and eighth
+    """Whether nccl-tests ran over several hosts, and its list of devices shows an eighth GPU of one of them."""
+    return case.nodes > 1 and any(int(hit.groups["device"]) >= 7 for hit in case.hits("tests-device"))
 
 
 def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
-    hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
     verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
-    several = len(hosts) > 1 or case.between_hosts or not hosts
+    several = case.between_hosts or not case.has("tests-device")
     return verbs and not case.sockets and several
 
 
@@ -175,7 +173,7 @@ def far_below_the_adapters_told(case: Case) -> Iterable[Candidate]:
     tells which way the data went."""
     told = [(found, hit) for hit in case.hits("adapters-told") if (found := ADAPTERS_TOLD.search(hit.text))]
     rows = [row for row in slow_rows(case) if _REDUCED.search(row.text)]
-    several = case.between_hosts or _servers_in_the_list(case) or any(_SEVERAL.search(hit.text) for _, hit in told)
+    several = case.between_hosts or any(_SEVERAL.search(hit.text) for _, hit in told)
     if not told or not rows or not several or case.has("network-used", "tests-in-pairs", "channel-shm"):
         return
     found, hit = told[0]
@@ -216,7 +214,7 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
     used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
     listed = case.hits("adapter-up") or case.hits("adapter-in-legend")
     up = {found.group(1) or found.group(2) for hit in listed if (found := _UP.search(hit.text))}
-    gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=gpus_per_host(case))
+    gpus = gpus_per_host(case)
     rows = slow_rows(case)
     if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
         told = sorted(named, key=lambda hit: hit.signature != "env-echo")
@@ -324,7 +322,7 @@ def slow_measured_collectives(case: Case) -> Iterable[Candidate]:
     told = [(rate, hit) for hit in case.hits("measured-rate", "timed-collective") for rate in _rates(hit)]
     several = len(told) > 1 or (told and case.count("measured-rate") > 1)  # lines of one shape are kept once
     best = max((rate for rate, _ in told), default=0.0)
-    failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")
+    failed = case.summary.tracebacks or case.has(*GAVE_UP)
     if told and best < (_GIGABIT_ETHERNET if several else _LESS) and not failed:
         title = f"collectives run at {best:.3g} MB/s: a slow link"
         yield Candidate("net.slow", 0.64, title, [hit for _, hit in told][:8])

@@ -251,9 +251,7 @@ def _tables(rows: list[Hit]) -> Iterable[list[tuple[int, float, Hit]]]:
 def collapse_at_large_sizes(case: Case) -> Iterable[Candidate]:
     """nccl-tests between hosts: large messages get a third of the bandwidth of smaller ones, or less. Packets are lost where
     several senders fill a switch's buffers: RoCE without PFC or ECN, or another set-up of the two ends."""
-    if case.nodes == 1 or (
-        not case.between_hosts and len({hit.groups["host"] for hit in case.hits("tests-device")}) == 1
-    ):
+    if case.nodes == 1:
         return
     lost = case.hits("packets-lost")
     for table in _tables(case.hits("busbw-row")):

@@ -23,9 +23,8 @@ _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
 def _on_the_way(case: Case, passed: bool) -> tuple[tuple[str, ...], str]:
     """What may hold all data back, and where, in a communicator whose connections stand; ``passed``: once it went through."""
-    tested = len({hit.groups["host"] for hit in case.hits("tests-device")})
-    if tested <= 1 and not case.between_hosts:
-        return _ON_A_HOST, _INSIDE if case.nodes == 1 or tested else ""
+    if not case.between_hosts:
+        return _ON_A_HOST, _INSIDE if case.nodes == 1 else ""
     used = " ".join(hit.text for hit in case.hits("channel-net"))
     if "NET/IB" in used or case.has("net-ib-using"):
         verbs = ("ib.port-down", "ib.retry-exceeded") if passed else ("ib.retry-exceeded", "net.mtu")

@@ -1369,6 +1369,12 @@ def test_what_other_programs_say_is_no_cause(line: str, cause: str) -> None:
     assert cause not in {found.id for found in explain_text(f"{line}\n{hang}").causes}
 
 
+def test_the_list_of_nccl_tests_tells_how_many_nodes_there_are() -> None:
+    row = "#  Rank {rank} Group  0 Pid {pid} on {host} device 0 [0000:1b:00] NVIDIA H100 80GB HBM3\n"
+    two = "".join(row.format(rank=rank, pid=11 + rank, host=f"node{rank}") for rank in range(2))
+    assert explain_text(two).world["nodes"] == 2
+
+
 def test_nodes_that_sinfo_lists_are_no_proof_against_what_the_program_says() -> None:
     listed = "gpu07  1  main  down*  64  Not responding\n"
     said = "Traceback (most recent call last):\n  File 'train.py', line 6, in <module>\n    main()\n"
