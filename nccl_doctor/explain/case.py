@@ -134,6 +134,11 @@ class Case(Logs):
         return watchdogs.works(self.hits("watchdog-status"), self.hits("watchdog-timeout"))
 
     @functools.cached_property
+    def waits(self) -> list[watchdogs.Work]:
+        """The works that timed out."""
+        return [item for item in self.work if item.hit]
+
+    @functools.cached_property
     def exits(self) -> dict[int, int]:
         """Exit code of each rank that torchrun's table names (negative: signal)."""
         found: dict[int, int] = {}

@@ -130,12 +130,12 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     torch numbers a work once its communicator is set up, for which all ranks have to come: nobody is missing there. (Where
     init_process_group was given a device_id, the communicator is older than the work, and a rank may still be late.)
     """
-    waits = [item for item in case.work if item.hit is not None]
+    waits = case.waits
     by_group = Counter((item.group, item.operation, item.elements) for item in waits)
-    first = all(item.sequence == 1 and (item.completed or 0) <= 0 for item in waits)
+    first = all(item.sequence == 1 and item.completed <= 0 for item in waits)
     if not first or min(by_group.values(), default=0) < 2 or any(item.operation in ASYMMETRIC for item in waits):
         return
-    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    hits = [hit for item in waits for hit in item.hits]
     ranks = {item.rank for item in waits}
     causes: tuple[str, ...]
     if case.between_hosts or case.world > _GPUS_OF_A_HOST:

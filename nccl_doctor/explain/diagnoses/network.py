@@ -41,8 +41,7 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     by_host: dict[str, Hit] = {}
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
-    several = len(by_host) > 1 or case.nodes > 1
-    if not several or _joined_across_hosts(case) or not case.has(*_FAILING):
+    if case.nodes < 2 or _joined_across_hosts(case) or not case.has(*_FAILING):
         return
     by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():

@@ -39,17 +39,17 @@ def later_work_never_ends(case: Case) -> Iterable[Candidate]:
     All had launched it, so no program went another way. Its data did not pass, or the GPU of one rank never came to it: the
     launch is no proof that the kernel ran. Which, the flight recorder's times, NCCL's warnings and the path's tests tell.
     """
-    waits = [item for item in case.work if item.hit is not None]
+    waits = case.waits
     calls = Counter((item.group, item.sequence, item.operation, item.elements) for item in waits)
     ranks = {item.rank for item in waits}
     alike = len(calls) == len({item.group for item in waits}) and min(calls.values(), default=0) > 1
-    behind = any(item.hit is None or (item.enqueued or 0) < (item.sequence or 0) for item in case.work)
-    first = any((item.sequence or 0) <= 1 for item in waits)
+    behind = any(item.hit is None or item.enqueued < item.sequence for item in case.work)
+    first = any(item.sequence <= 1 for item in waits)
     if not alike or behind or first or len(ranks) < case.world or any(item.operation in ASYMMETRIC for item in waits):
         return
     causes, where = _on_the_way(case, case.has("progress"))
     title = f"all {len(ranks)} ranks had launched the collective that they wait in: no data passes{where}, or one GPU never came to it"
-    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    hits = [hit for item in waits for hit in item.hits]
     yield from rivals(falling(causes, 0.4, 0.03), title, hits, ranks)
 
 

@@ -107,3 +107,14 @@ def test_interfaces_of_one_host_have_mtus_of_their_own() -> None:
     )
     assert got.verdict is Verdict.UNDECIDED
     assert "gpu.fabric-manager" not in {cause.id for cause in got.causes}  # MULTICAST is a flag of theirs
+
+
+def test_a_rank_with_no_work_under_way_waits_for_nobody() -> None:
+    """torch writes -1 where no work failed."""
+    status = (
+        "[rank{rank}]:[E902 09:10:00.101 ProcessGroupNCCL.cpp:2271] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure "
+        "detected by watchdog at work sequence id: -1 PG status: last enqueued work: 4412, last completed work: 4412\n"
+    )
+    got = explain_text("".join(status.format(rank=rank) for rank in range(2)))
+    assert got.verdict is Verdict.UNDECIDED
+    assert not any("waits in work" in cause.title for cause in got.causes)
