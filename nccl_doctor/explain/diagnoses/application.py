@@ -424,7 +424,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
-    busy = still_busy(hit for hit in before if hit.line < first.line)
+    busy = still_busy(hit for hit in before if later(first, hit))
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
         busy = still_busy(hit for hit in case.hits("straggler-words") if just_below(first, hit, NEAR))
     if not busy:
@@ -477,10 +477,12 @@ def _repeats(hit: Hit, last: Hit) -> bool:
 def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
     first = case.first(*_GAVE_UP_WAITING)
-    before = case.summary.before.get(first.file, []) if first else []
-    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    if first is None:
+        return
+    before = case.summary.before.get(first.file, [])
+    hits = [hit for hit in before if later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
-    if first and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
+    if len(ranks) == 1 and (case.world != 1 or ranks != {0}):
         title = f"a rank had no (more) data while the others waited for it: {ending(hits[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 

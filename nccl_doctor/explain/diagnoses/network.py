@@ -263,6 +263,19 @@ _EFA_REFUSED = re.compile(
 _EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
+def _of_slingshot(hit: Hit) -> bool:
+    """Whether a failed request is one of HPE Slingshot's adapters: they tell a return code, EFA tells a sentence."""
+    return "UNDELIVERABLE" in hit.text
+
+
+@diagnosis
+def slingshot_could_not_deliver(case: Case) -> Iterable[Candidate]:
+    """A Slingshot adapter sent a message again and again and got no answer: the peer's adapter is not reached, or its node is gone."""
+    hits = [hit for hit in case.hits("ofi-error") if _of_slingshot(hit)]
+    title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
+    yield from rivals({"ib.retry-exceeded": 0.62, "net.peer-lost": 0.45}, title, hits, *speakers(hits))
+
+
 @diagnosis
 def efa_request_failed(case: Case) -> Iterable[Candidate]:
     """EFA requests fail on several live ranks at their first traffic: the security group lets TCP pass but not EFA.
@@ -272,13 +285,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     steps, the network had let it through.
     """
     hits = case.hits("ofi-error")
-    if not hits:
-        return
-    # A return code of Slingshot's adapters; what EFA says is a sentence.
-    slingshot = [hit for hit in hits if "UNDELIVERABLE" in hit.text]
-    if slingshot:
-        title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
-        yield from rivals({"ib.retry-exceeded": 0.62, "net.peer-lost": 0.45}, title, slingshot, *speakers(slingshot))
+    if not hits or any(map(_of_slingshot, hits)):
         return
     places = {(hit.host, hit.rank) for hit in hits}
     gone, silent, never = (

@@ -121,6 +121,10 @@ def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
     assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]
     assert all(cause.why.startswith("torch's desync report") for cause in found[:2])
     assert not any("\n" in cause.why or "  " in cause.why for cause in found)
+    slingshot = (
+        "NET/OFI Request 0x7f1472751317 completed with error. RC: 113. Error: 2 (UNDELIVERABLE). Completed length: 0\n"
+    )
+    assert not any("EFA" in cause.why for cause in explain_text(slingshot).causes)
 
 
 def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
