@@ -161,18 +161,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
-def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
-    """rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever
-    state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
-    hits = case.hits("verbs-abi")
-    if hits:
-        driver = next((hit.groups["driver"] for hit in hits if "driver" in hit.groups), "")
-        title = "the verbs library here does not fit the kernel driver of the adapters" + f" ({driver})" * bool(driver)
-        page = "ib.device-not-found.driver-failed"
-        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), page=page, final=True)
-
-
-@diagnosis
 def no_driver_library(case: Case) -> Iterable[Candidate]:
     """The kernel has RDMA devices, and libibverbs finds no library that drives them: rdma-core's providers are missing here."""
     hits = [hit for hit in case.hits("libibverbs-driver") if "couldn't load driver" not in hit.text]

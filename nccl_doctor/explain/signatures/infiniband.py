@@ -712,7 +712,12 @@ says(
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     "query_device({driver}) returned {code:int}: Inappropriate ioctl for device",
     "query_device: invalid comp_mask",
-    why="libibverbs, its driver library and the kernel's driver are not of one release: a device is left out, or refuses the first question.",
+    cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
+    strength=0.92,
+    title="the verbs library here does not fit the kernel driver of the adapters: {driver}",
+    why="rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever state "
+    "the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image.",
 )
 says(
     "psm-unit",
