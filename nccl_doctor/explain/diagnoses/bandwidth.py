@@ -241,7 +241,7 @@ def peermem(case: Case) -> Iterable[Candidate]:
     low = rows and best < max(_ONE_PORT, _LITTLE * carried)
     complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
-    if hits and verbs and (low or complaint) and (rows or complaint):
+    if hits and verbs and (low or complaint):
         told = "all traffic goes through host memory"
         if low and carried:
             told = (

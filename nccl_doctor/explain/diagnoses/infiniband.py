@@ -221,20 +221,19 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
     refused = case.hits("ib-remote-error")
     events = case.hits("ib-request-refused")
     access = [hit for hit in refused if _ACCESS_STATUS.search(hit.text)]
-    other = [hit for hit in refused if hit not in access]
-    hits = (access or other) + events
+    hits = (access or refused) + events
     who = speakers(hits)
     if access and case.has("channel-gdr"):
         title = "an adapter cannot reach the GPU memory that its peers write to"
         yield Candidate("ib.gdr", 0.66, title, hits, *who)
     elif access:
         yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
-    elif other or (events and not case.has("ib-local-protection")):
+    elif refused or (events and not case.has("ib-local-protection")):
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
         title = "the two ends of a RoCE path have different MTUs"  # if RoCE it is
         yield Candidate("net.mtu", 0.45 if infiniband else 0.6 if _roce(case) else 0.56, title, hits, *who)
         title = "an adapter cannot reach the memory that its peers write to"
-        yield Candidate("ib.gdr", 0.5, title, events + other, *who)
+        yield Candidate("ib.gdr", 0.5, title, events + refused, *who)
 
 
 @diagnosis

@@ -41,7 +41,7 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     by_host: dict[str, Hit] = {}
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
-    if case.nodes < 2 or _joined_across_hosts(case) or not case.has(*_FAILING):
+    if case.nodes < 2 or _joined(case) or not case.has(*_FAILING):
         return
     by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
@@ -80,20 +80,13 @@ def _inside_a_host(interface: str, address: str) -> bool:
 _BEYOND_BOOTSTRAP = re.compile(r"cliqueSize|\btransport/(?:p2p|shm|nvls)\.cc:|\bmnnvl\.cc:")
 
 
-def _joined_across_hosts(case: Case) -> bool:
-    """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
+def _joined(case: Case) -> bool:
+    """Whether a communicator was completed, or got beyond its bootstrap: then the addresses work.
 
     That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
     """
-    compared = any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
-    return (
-        compared
-        or len(hosts_of(case.hits("nccl-init-complete"))) > 1
-        or (
-            case.nodes > 1
-            and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
-        )
-    )
+    beyond = case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
+    return beyond or any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
 
 
 @diagnosis
