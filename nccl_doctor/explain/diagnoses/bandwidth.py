@@ -9,6 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
+from nccl_doctor.explain.diagnoses.tables import SCALE
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
@@ -294,7 +295,6 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
 
 
 _RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])i?(B/s|Bps|bit/s)")
-_PREFIX = {"K": 1e-3, "M": 1.0, "G": 1e3}
 _TIMED = re.compile(r"(\d{7,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
 _COLLECTIVE = re.compile(r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", re.I)
 _TRANSFER = re.compile(
@@ -310,7 +310,7 @@ def _rates(hit: Hit) -> list[float]:
     if _TRANSFER.search(hit.text) or not _COLLECTIVE.search(hit.text):
         return []
     told = _RATE.findall(hit.text)
-    return [float(number) * _PREFIX[prefix] * (0.125 if unit == "bit/s" else 1.0) for number, prefix, unit in told]
+    return [float(number) * SCALE[prefix] / (8e6 if unit == "bit/s" else 1e6) for number, prefix, unit in told]
 
 
 @diagnosis

@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
 from nccl_doctor.explain.diagnoses.steps import last_waited, starving
-from nccl_doctor.explain.diagnoses.tables import cells, number, tables
+from nccl_doctor.explain.diagnoses.tables import SCALE, cells, number, tables
 from nccl_doctor.explain.lines import hosts_of, just_below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
@@ -94,7 +94,6 @@ def storage_is_slow(case: Case) -> Iterable[Candidate]:
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?$")
-_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _NOTHING_LEFT = 0.02  # of the host's memory
 _SWAP_FULL = 0.9
 _HARD_AT_WORK = 50.0  # percent of a core
@@ -120,7 +119,7 @@ def _sizes(case: Case) -> Iterator[tuple[float, float, float, float, list[Hit]]]
 
 def _amount(cell: str) -> float:
     found = _AMOUNT.match(cell)
-    return float(found[1]) * _SCALE[found[2]] if found else 0.0
+    return float(found[1]) * SCALE[found[2]] if found else 0.0
 
 
 def _memory(case: Case) -> Iterator[Lack]:
