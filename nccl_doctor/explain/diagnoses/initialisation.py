@@ -274,9 +274,9 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
             final=True,
         )
         return
-    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
+    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if later(other, hit)]
     on = [last for name in _RAN for last in case.lasts(name) if later(last, other)]
-    if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
+    if failed and on and not any(later(hit, other) and later(on[0], hit) for hit in case.hits(*_VERSIONS_CLASH)):
         title = f"fails with NCCL {bad}, and goes on with {good}"
         yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
 

@@ -12,7 +12,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import hosts_of, in_order, place, shortened
+from nccl_doctor.explain.lines import hosts_of, in_order, later, place, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
@@ -59,7 +59,7 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
 def _last_step(case: Case, unit: str, hit: Hit) -> float:
     """What the last step before this line tells in the unit that the line expects something in; 0 where none tells it so."""
     told = re.compile(rf"\b{re.escape(unit)}[=:]\s?({_NUMBER})|({_NUMBER})\s?{re.escape(unit)}")
-    steps = [step for step in (*case.hits("progress"), *case.tail) if step.file == hit.file and step.line < hit.line]
+    steps = [step for step in (*case.hits("progress"), *case.tail) if later(hit, step)]
     values = [_plain(found.group(1) or found.group(2)) for step in steps if (found := told.search(step.text))]
     return values[-1] if values else 0.0
 
@@ -209,7 +209,7 @@ def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
     reached: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}  # command and result -> host -> what it reached
     commands = [(hit, found) for hit in case.hits("command-on-host") if (found := COMMAND.search(hit.text))]
     for hit in case.hits("result-told"):
-        typed = [found for head, found in commands if head.file == hit.file and head.line < hit.line]
+        typed = [found for head, found in commands if later(hit, head)]
         result = RESULT.search(hit.text)
         if typed and result and float(result["rate"]):
             rates = reached.setdefault((typed[-1]["command"], result["name"]), {})
