@@ -276,7 +276,7 @@ def desync_report(case: Case) -> Iterable[Candidate]:
 def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
     """The snapshot in torch's desync report has ranks in different operations under one number: they called different ones."""
     rows = case.hits("desync-started")
-    beside = [pair for pair in itertools.pairwise(rows) if later(pair[1], pair[0]) and pair[1].line == pair[0].line + 1]
+    beside = [(one, other) for one, other in itertools.pairwise(rows) if just_below(other, one, 1)]
     hits = in_order(itertools.chain(*beside))
     calls = dict.fromkeys(hit.groups["operation"].strip() for hit in hits)
     if len(calls) > 1:
