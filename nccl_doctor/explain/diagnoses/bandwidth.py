@@ -139,7 +139,6 @@ _REDUCED = re.compile(r"\s(?:sum|prod|max|min|avg)\s")
 # Parts of what the adapters carry: less than the first is explained by GPUDirect RDMA that is off, less than the second
 # needs an explanation on any machine.
 _LITTLE, _TINY = 0.4, 0.25
-_GBITS = re.compile(r"(\d+)(?: Gb/sec|\s*$)")
 _ADAPTER = re.compile(r"\[\d+\]([\w-]+):\d+/")
 
 
@@ -149,7 +148,7 @@ def _carried(case: Case) -> float:
     Each GPU uses one adapter at a time; 0 where the rate, or what was measured, is not known, and where the GPUs of a
     host have no NVLink: then PCIe is what they wait for.
     """
-    rates = [float(found[0]) / 8 for hit in case.hits("port-rate") if (found := _GBITS.findall(hit.text))]
+    rates = [float(hit.groups["rate"]) / 8 for hit in case.hits("port-rate")]
     rows = case.hits("busbw-row")
     if not rates or not rows or case.has("channel-shm", "tests-in-pairs"):
         return 0.0

@@ -15,7 +15,6 @@ from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, number, tabl
 from nccl_doctor.explain.lines import by_file, hosts_of, just_below, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.facts import BUSBW_ROW
-from nccl_doctor.explain.signatures.infiniband import PORT_RATE
 from nccl_doctor.explain.signatures.links import BIT_ERRORS, RECOVERED, SLOT
 from nccl_doctor.facts.gpu_models import find
 
@@ -39,9 +38,9 @@ def _ports(case: Case) -> Iterator[Lack]:
     down = {(hit.file, hit.line + below) for hit in case.hits("port-state-down") for below in (1, 2, 3)}
     ports: dict[str, list[tuple[int, int, Hit]]] = {}
     for hit in case.hits("port-rate"):
-        found, head = PORT_RATE.search(hit.text), _above(hit, case.hits("port-listed"))
-        if found and place(hit) not in ethernet | down:  # one that is down tells the lowest rate of all
-            rate, lanes = int(found[1] or found[2]), int(found[3] or 0)
+        head = _above(hit, case.hits("port-listed"))
+        if place(hit) not in ethernet | down:  # one that is down tells the lowest rate of all
+            rate, lanes = int(hit.groups["rate"]), int(hit.groups.get("lanes", 0))
             ports.setdefault(head.groups["device"] if head else "", []).append((rate, lanes, hit))
     fastest = max((rate for listed in ports.values() for rate, _, _ in listed), default=0)
     for device, listed in ports.items():
@@ -285,9 +284,7 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
         if (found := pattern.search(row.text)) and int(found[1]) >= _LARGE_MESSAGE
     ]
     links = [(float(hit.groups.get("speed") or 0) / 1000, hit) for hit in case.hits("link-speed") if "Mb/s" in hit.text]
-    links += [
-        (float(found[1] or found[2]), hit) for hit in case.hits("port-rate") if (found := PORT_RATE.search(hit.text))
-    ]
+    links += [(float(hit.groups["rate"]), hit) for hit in case.hits("port-rate")]
     links = [(speed, hit) for speed, hit in links if speed > 0]
     slots = _slots(case, "pcie-whole") + _slots(case, "pcie-limited")
     if tests and links:

@@ -20,7 +20,7 @@ _COMPLETION = (
 
 
 # ibstat's and ibstatus' rate of a port: Gbit/s, and the number of its lanes where that is told ("50 Gb/sec (1X HDR)").
-PORT_RATE = re.compile(r"(?:(?<![a-z] )Rate: (\d+)\s*$|\brate:\s+(\d+) Gb/sec \((\d+)X)")
+_RATE_ALONE = re.compile(r"(?<![a-z] )Rate: \d+\s*$")
 _STATUS = {number: name for number, name, *_ in COMPLETIONS}
 
 
@@ -184,10 +184,10 @@ says(
 )
 says(
     "port-rate",
-    "Rate: {gbits:int}",
-    " Gb/sec ({lanes}",
+    "Rate: {rate:int}",
+    "rate:{rate:int} Gb/sec ({lanes:int}X",
     why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
-    where=lambda groups, line: PORT_RATE.search(line) is not None,
+    where=lambda groups, line: "lanes" in groups or _RATE_ALONE.search(line) is not None,
     every=True,  # of which adapter, the lines above tell
 )
 says(
