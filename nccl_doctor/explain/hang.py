@@ -12,7 +12,6 @@ from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -168,10 +167,9 @@ class Hang:
             row, closed = (logs.last(name, head.file) for name in ("busbw-row", "busbw-average"))
             if closed is not None and closed.line > head.line:
                 continue
-            size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
-            if row is None or size is None:
+            if row is None or row.line < head.line:
                 stopped.append(head)
-            elif 2 * int(size["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
+            elif 2 * int(row.groups["size"]) <= int(head.groups["largest"]):  # sizes are rounded down
                 stopped.append(row)
         return stopped
 

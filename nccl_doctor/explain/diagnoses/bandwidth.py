@@ -13,7 +13,6 @@ from nccl_doctor.explain.diagnoses.tables import SCALE
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
@@ -43,17 +42,12 @@ def slow_rows(case: Case) -> list[Hit]:
     last = case.last("busbw-row")
     rows = case.hits("busbw-row")
     more = [last] if last is not None and last not in rows else []
-    return [hit for hit in (*rows, *more) if _row(hit, "size") >= 1 << 26]
+    return [hit for hit in (*rows, *more) if int(hit.groups["size"]) >= 1 << 26]
 
 
-def _row(hit: Hit, column: str) -> float:
-    """A number of an nccl-tests row (out of place)."""
-    found = BUSBW_ROW.search(hit.text)
-    return float(found.group(column)) if found else 0.0
-
-
-def busbw(hit: Hit) -> float:
-    return _row(hit, "busbw")
+def busbw(row: Hit) -> float:
+    """The bus bandwidth of an nccl-tests row (out of place) in GB/s."""
+    return float(row.groups["busbw"])
 
 
 @diagnosis

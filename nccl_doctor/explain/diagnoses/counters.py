@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses.speed import Lack, held_back, weighed
 from nccl_doctor.explain.diagnoses.tables import SCALE, cells, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
+from nccl_doctor.explain.signatures.links import DROPS, GARBLED, PAUSED, RESENT, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
@@ -40,11 +40,10 @@ _SEGMENT = 1448  # bytes: larger ones are fewer, and then the part that was lost
 
 def _by_iperf(case: Case) -> Iterable[tuple[str, Hit]]:
     for hit in case.hits("iperf-sender"):
-        amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
-        lost = int(again) * _SEGMENT / (float(amount) * SCALE[unit] or 1.0)
+        lost = int(hit.groups["again"]) * _SEGMENT / (float(hit.groups["amount"]) * SCALE[hit.groups["unit"]] or 1.0)
         if lost >= _LOSS:
             yield (
-                f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost",
+                f"iperf3 reaches {hit.groups['rate']}bit/s and sends {lost:.1%} of its segments again: packets are lost",
                 hit,
             )
 
@@ -96,9 +95,9 @@ def _network(case: Case) -> Iterator[Lack]:
         yield Lack(title, [hit], 0.6, alone, case.sockets[:1])
     yield from _garbled(case, alone)
     for hit in case.hits("rate-limit"):
-        found = LIMITED.search(hit.text)
-        if found and float(found[1]) * SCALE[found[2]] <= _NARROW:
-            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {found[1]} {found[2]}bit/s"
+        rate, unit = hit.groups["rate"], hit.groups["unit"]
+        if float(rate) * SCALE[unit] <= _NARROW:
+            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {rate} {unit}bit/s"
             yield Lack(title, [hit], 0.68, 0.68 if sockets else 0.0, sockets)
     for head, row in ((head, row) for head, rows in tables(case, "interface-load") for row in rows):
         told = cells(head.text.split(), row.text.split())

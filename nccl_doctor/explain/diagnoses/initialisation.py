@@ -13,7 +13,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import WORK
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
 
@@ -157,10 +156,9 @@ _MOVED = 0.1  # GB/s: with several ranks it is at least half as much on the bus,
 
 def _alone(row: Hit) -> str:
     """What a row of nccl-tests did (size, type, operation) whose one rank moved data, and none on the bus; else empty."""
-    found = BUSBW_ROW.search(row.text)
-    if found is None or float(found["busbw"]) > 0 or float(found["algbw"]) < _MOVED:
+    if float(row.groups["busbw"]) > 0 or float(row.groups["algbw"]) < _MOVED:
         return ""
-    return " ".join(row.text[found.start() : found.start("time")].split())
+    return " ".join(row.groups["test"].split())
 
 
 @diagnosis

@@ -11,7 +11,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
 from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.plugins import LACKS
 
 _VIRTUAL = re.compile(
     r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy|ip6tnl|sit\d|gre\d|vxlan)"
@@ -481,8 +480,7 @@ def plugin_lacks_a_library(case: Case) -> Iterable[Candidate]:
     NCCL takes TCP sockets. Where it takes its own InfiniBand instead, the plugin was not needed."""
     hits = case.hits("plugin-lacks")
     if hits and case.sockets:
-        found = LACKS.search(hits[0].text)
-        title = f"the network plugin cannot be loaded: {found[1] if found else 'a library'} is missing; NCCL takes TCP sockets"
+        title = f"the network plugin cannot be loaded: {hits[0].groups['library']} is missing; NCCL takes TCP sockets"
         rows = case.hits("busbw-row")[-2:]
         proof = [*hits[:4], *case.sockets[:2], *rows]
         yield Candidate("net.plugin", 0.84 if rows else 0.7, title, proof, hosts=hosts_of(hits))

@@ -12,7 +12,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import ending, later, place, ranks_of
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 from nccl_doctor.facts.fold import ranges
 
@@ -66,11 +65,11 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     ends = {place(hit) for hit in stopped}
     if any(later(hit, last[0]) and place(hit) not in ends for hit in trouble.lines(case)):
         return
-    size = BUSBW_ROW.search(last[0].text)
+    size = last[0].groups.get("size")
     causes, where = _on_the_way(case, passed=False)
-    if size is None:
+    if not size:
         causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
-    came = f"came up to {size['size']} bytes" if size else "gave no result"
+    came = f"came up to {size} bytes" if size else "gave no result"
     title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
     hits = [*last, *case.hits("tests-range")[-1:], *stopped[:1]]
     yield from rivals(falling(causes, 0.4, 0.03), title, hits)

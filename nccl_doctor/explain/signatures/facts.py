@@ -6,9 +6,9 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
-BUSBW_ROW = re.compile(
-    r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
-    r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
+_BUSBW_ROW = re.compile(
+    r"(?<![\w.])(?P<test>(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?)"
+    r"\d+(?:\.\d+)?\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
 # Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
 _TIMES = re.compile(
@@ -289,7 +289,7 @@ says(
     "int32 ",
     "int64 ",
     why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
-    where=lambda groups, line: BUSBW_ROW.search(line) is not None,
+    pattern=_BUSBW_ROW,
     every=True,  # sizes and bandwidths differ in digits alone
 )
 says(
@@ -499,7 +499,7 @@ says(
     why="Somebody writes what an earlier run reached, or how long its steps took.",
     where=lambda groups, line: re.search(r"\d", line) is not None,
 )
-COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
+_COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
 says(
     "command-on-host",
     "bench",
@@ -510,9 +510,9 @@ says(
     sampled=True,
     every=True,
     why="A shell's prompt that names its host, and the command that was typed there.",
-    where=lambda groups, line: COMMAND.search(line) is not None,
+    pattern=_COMMAND,
 )
-RESULT = re.compile(r"(?P<name>[A-Z][A-Za-z ]{3,60}(?: \([\w/ ]{2,40}\))?):\s+(?P<rate>\d{1,15}(?:\.\d{1,9})?)\W*$")
+_RESULT = re.compile(r"(?P<name>[A-Z][A-Za-z ]{3,60}(?: \([\w/ ]{2,40}\))?):\s+(?P<rate>\d{1,15}(?:\.\d{1,9})?)\W*$")
 says(
     "result-told",
     "hroughput (",
@@ -520,11 +520,11 @@ says(
     sampled=True,
     every=True,
     why="A benchmark's summary: what it reached in a second.",
-    where=lambda groups, line: RESULT.search(line) is not None,
+    pattern=_RESULT,
 )
 # "# two nodes, same batch": what somebody writes above a part of what he shows.
-NODES_HEADING = re.compile(
-    r"(?:^|\s|\W\")[#=*>-]{1,12}\s+(?:[^\d:]{0,40}\b)?(single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
+_NODES_HEADING = re.compile(
+    r"(?:^|\s|\W\")[#=*>-]{1,12}\s+(?:[^\d:]{0,40}\b)?(?P<nodes>single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
     re.IGNORECASE,
 )
 says(
@@ -537,7 +537,7 @@ says(
     sampled=True,
     every=True,
     why="A heading that somebody put above the steps of one of several runs: over how many nodes it went.",
-    where=lambda groups, line: NODES_HEADING.search(line) is not None,
+    pattern=_NODES_HEADING,
 )
 says(
     "slow-complaint",

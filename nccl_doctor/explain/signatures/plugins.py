@@ -20,12 +20,12 @@ says(
     why="The plugin's library was built against other libraries than those it meets here; NCCL goes on with its own networks, usually sockets.",
     where=lambda groups, line: "No such file" not in line,
 )
-LACKS = re.compile(r"(?:: |dlerror=)((?!libnccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_LACKS = re.compile(r"(?:: |dlerror=)(?P<library>(?!libnccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
 says(
     "plugin-lacks",
     "NET/Plugin{}: cannot open shared object file",
     why="The network plugin itself is there; a library that it was linked with is not, and the loader refuses it.",
-    where=lambda groups, line: LACKS.search(line) is not None,
+    pattern=_LACKS,
 )
 says(
     "plugin-misfit",
