@@ -338,7 +338,7 @@ says(
     "Tesla {model:word}",
     sampled=True,
     why="A GPU's model.",
-    where=lambda groups, line: re.search(r"H100|H20|A10|B[23]00|V100|[AH]800|L4|RTX|A40|GB10|T4", line) is not None,
+    pattern=re.compile(r"H100|H20|A10|B[23]00|V100|[AH]800|L4|RTX|A40|GB10|T4"),
 )
 says("gloo-connected", "init.cc {}gloo", "Gloo connectFullMesh", "ProcessGroupGloo", why="Gloo takes part.")
 says(
@@ -380,7 +380,7 @@ says(
     "shm-full",
     "% /dev/shm",
     why="df: how full /dev/shm is.",
-    where=lambda groups, line: re.search(r"\b(?:9[5-9]|100)% /dev/shm", line) is not None,
+    pattern=re.compile(r"\b(?:9[5-9]|100)% /dev/shm"),
 )
 says(
     "disk-full-listing",
@@ -455,7 +455,7 @@ says(
     *EXPECTATION,
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
-    where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+    pattern=re.compile(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)"),
 )
 EARLIER_RUN = (
     "last week",
@@ -497,7 +497,7 @@ says(
     *EARLIER_RUN,
     sampled=True,
     why="Somebody writes what an earlier run reached, or how long its steps took.",
-    where=lambda groups, line: re.search(r"\d", line) is not None,
+    pattern=re.compile(r"\d"),
 )
 _COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
 says(

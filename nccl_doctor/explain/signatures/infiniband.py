@@ -463,7 +463,7 @@ says(
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
-    where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
+    pattern=re.compile(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b"),
 )
 says(
     "reg-mr-again",
@@ -475,7 +475,7 @@ says(
     title="the adapter has no memory keys left for a registration (EAGAIN)",
     why="EAGAIN, where the limit on locked memory gives ENOMEM: the adapter, or its share of a virtual function, has no more keys. Fewer or larger registrations "
     "help (a cache of them in each of many processes uses them up).",
-    where=lambda groups, line: re.search(r"Resource temporarily unavailable|EAGAIN|errno 11\b", line) is not None,
+    pattern=re.compile(r"Resource temporarily unavailable|EAGAIN|errno 11\b"),
 )
 says(
     "reg-mr-unsaid",
@@ -487,7 +487,7 @@ says(
     "Couldn't allocate MR",  # perftest
     "Couldn't allocate PD",
     why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
-    where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
+    pattern=_SAYS_NO_REASON,
 )
 says(
     "memlock-text",
@@ -662,7 +662,7 @@ says(
     "device{}node GUID",
     rows=2,
     why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
-    where=lambda groups, line: re.search(r"\bdevice\s+node GUID\s*$", line) is not None,
+    pattern=re.compile(r"\bdevice\s+node GUID\s*$"),
 )
 says(
     "umad-unanswered",

@@ -33,7 +33,7 @@ says(
     "pcie-lanes",
     "Current {}: {lanes:int}x",
     why="nvidia-smi -q: the lanes of a GPU's PCIe link.",
-    where=lambda groups, line: re.search(r"\bCurrent\s+: \d+x\s*$", line) is not None,
+    pattern=re.compile(r"\bCurrent\s+: \d+x\s*$"),
     every=True,
 )
 _BIT_ERRORS = re.compile(r"(?:Effective Physical|Symbol) BER\s*:\s*(?P<rate>\d+(?:\.\d+)?[eE]-?\d+)")
@@ -68,7 +68,7 @@ says(
     "flow-control",
     "enabled ",
     why="mlnx_qos: for which of the eight priorities a port has flow control (PFC).",
-    where=lambda groups, line: re.search(r"\benabled(?:\s+[01]){8}\s*$", line) is not None,
+    pattern=re.compile(r"\benabled(?:\s+[01]){8}\s*$"),
     sampled=True,
 )
 RESENT = re.compile(r"(?<!\d)(\d{1,18}) segments retrans|TcpRetransSegs\s+(\d+)|\bretrans:\d+/(\d+)")
@@ -97,7 +97,7 @@ says(
     sampled=True,
     every=True,
     why="ethtool -S: frames that an interface received garbled since the counters were cleared.",
-    where=lambda groups, line: GARBLED.search(line) is not None,
+    pattern=GARBLED,
 )
 says(
     "interface-counts",
@@ -126,7 +126,7 @@ says(
     sampled=True,
     every=True,
     why="ethtool -S: pause frames that an interface received: how often the other end had it stop sending.",
-    where=lambda groups, line: PAUSED.search(line) is not None,
+    pattern=PAUSED,
 )
 _LIMITED = re.compile(r"qdisc tbf .{1,80}?\brate (?P<rate>\d{1,6}(?:\.\d{1,3})?)(?P<unit>[KMG])bit")
 says(
@@ -214,6 +214,6 @@ says(
     "airs{}Gb/s",
     "airs{}andwidth",
     why="The heading of a table of what pairs of hosts reach.",
-    where=lambda groups, line: re.search(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)", line) is not None,
+    pattern=re.compile(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)"),
     rows=190,
 )

@@ -440,7 +440,7 @@ says(
     "/etc/hosts",
     rows=24,
     why="Somebody asked hosts what a name resolves to: the answers stand below.",
-    where=lambda groups, line: re.search(r"\bgetent hosts|\b(?:cat|grep|more|head)\b.*/etc/hosts", line) is not None,
+    pattern=re.compile(r"\bgetent hosts|\b(?:cat|grep|more|head)\b.*/etc/hosts"),
 )
 
 # --- MTU
@@ -488,7 +488,7 @@ says(
     strength=0.45,
     title="a host's firewall is on",
     why="Whether it lets the job's ports through, its rules say.",
-    where=lambda groups, line: re.search(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b", line) is not None,
+    pattern=re.compile(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b"),
 )
 says(
     "open-ports",
@@ -550,7 +550,7 @@ says(
     strength=0.7,
     title="a connection test by hand failed: {error}",
     why="telnet, curl or ncat did not reach the port.",
-    where=lambda groups, line: re.search(r"timed? ?out|[Rr]efused|[Nn]o route|unreachable|\(28\)", line) is not None,
+    pattern=re.compile(r"timed? ?out|[Rr]efused|[Nn]o route|unreachable|\(28\)"),
 )
 says(
     "link-speed",

@@ -223,7 +223,7 @@ says(
     strength=0.93,
     title="the IMEX daemon reports: {message}",
     why="The daemon that hands out memory between nodes writes its log in the fabric manager's form; it speaks of nodes and of exported and imported memory.",
-    where=lambda groups, line: _IMEX.search(line) is not None,
+    pattern=_IMEX,
 )
 says(
     "imex-memory",

@@ -167,7 +167,7 @@ says(
     " X    N",
     " X   N",
     why="A row of nvidia-smi topo -m.",
-    where=lambda groups, line: re.search(r"^\W*GPU\d+\s", line) is not None,
+    pattern=re.compile(r"^\W*GPU\d+\s"),
 )
 says(
     "p2p-bandwidth",

@@ -144,7 +144,7 @@ says(
     "efa-instance",
     "Running on {instance:word} platform",
     why="aws-ofi-nccl: on which instance it runs; those for training have EFA.",
-    where=lambda groups, line: re.search(r"NET/OFI Running on (?:p[4-9]|trn|hpc)", line) is not None,
+    pattern=re.compile(r"NET/OFI Running on (?:p[4-9]|trn|hpc)"),
 )
 says(
     "ofi-without-gdr",

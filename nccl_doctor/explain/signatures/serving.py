@@ -167,7 +167,7 @@ says(
     strength=0.46,
     title="{endpoint} does not answer: nothing listens there, or a firewall or a wrong address is in between",
     why="The program names whom it does not reach, and no reason. llama.cpp's rpc-server listens on 127.0.0.1 unless it is given -H.",
-    where=lambda groups, line: re.search(r"(?:connect to|failed for) \S*:\d{1,5}\s*$", line) is not None,
+    pattern=re.compile(r"(?:connect to|failed for) \S*:\d{1,5}\s*$"),
 )
 says(
     "llama-rpc-versions",

@@ -31,7 +31,7 @@ says(
     rows=24,
     wake=tuple(f"{mark} {name}" for mark in "=#-" for name in ("torch", "nccl", "NCCL", "driver")),
     why="The heading of one run of several, in a comparison of releases; its result stands below.",
-    where=lambda groups, line: _HEADING.search(line) is not None,
+    pattern=_HEADING,
 )
 says(
     "nccl-mismatch",

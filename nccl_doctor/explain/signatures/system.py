@@ -687,7 +687,7 @@ says(
     strength=0.66,
     title="enroot needs the program {program}, which is not installed on the host",
     why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and mksquashfs packs it.",
-    where=lambda groups, line: re.search("pyxis|enroot|squash|fuse-overlayfs", line) is not None,
+    pattern=re.compile("pyxis|enroot|squash|fuse-overlayfs"),
 )
 says(
     "container-name-taken",
