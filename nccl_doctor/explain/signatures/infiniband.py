@@ -256,9 +256,7 @@ says(
     "LinkDownedCounter",
     "link_downed",
     why="The counter grows since it was last cleared; a port whose link goes down again and again loses its connections.",
-    where=lambda groups, line: (
-        re.search(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)", line) is not None
-    ),
+    pattern=re.compile(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)"),
 )
 says("adapter-full", "limits exceeded(0x8)", why="The adapter's firmware refuses to make another object of a kind.")
 says(
@@ -638,7 +636,7 @@ says(
     page="ib.gdr.gdrcopy",
     title="GDRCopy cannot be opened: /dev/gdrdrv is not here (module not loaded, or not let into this container)",
     why="The gdrdrv device is missing or not permitted here.",
-    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+    pattern=re.compile(r"ail|No such|denied|cannot"),
 )
 says(
     "gdrcopy-module",

@@ -530,7 +530,7 @@ says(
     strength=0.8,
     title="a firewall drops packets from {source} to {target} (kernel log)",
     why="Netfilter's LOG target writes what a rule drops or rejects; its prefix says which.",
-    where=lambda groups, line: re.search(r"drop|reject|block|den(?:y|ied)", line, re.IGNORECASE) is not None,
+    pattern=re.compile(r"drop|reject|block|den(?:y|ied)", re.IGNORECASE),
 )
 says(
     "nc-blocked",

@@ -169,9 +169,7 @@ says(
     strength=0.9,
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
-    where=lambda groups, line: (
-        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)", line) is not None
-    ),
+    pattern=re.compile(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)"),
 )
 says(
     "nvls-bind",

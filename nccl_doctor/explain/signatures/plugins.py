@@ -198,7 +198,7 @@ says(
     strength=0.83,
     title="the libfabric plugin could not open the fabric",
     why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)),
+    pattern=re.compile(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -"),
 )
 says(
     "tcpxo-no-start",
