@@ -170,11 +170,16 @@ def _store_is_gone(case: Case, hit: Hit) -> bool:
     )
 
 
+def _complete_after(case: Case, hit: Hit) -> bool:
+    """Whether all ranks came after this line: those that are early count the others while they wait."""
+    return "Waiting in" in hit.text and any(_behind(done, hit) for done in case.lasts("barrier-completed"))
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
 
-_DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger}
+_DISMISSED = {"no-hca": _passed_over, "nccl-frame": _of_a_debugger, "joined-partly": _complete_after}
 # What is left of a cause whose lines are all excused so.
 _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_beside_the_job, 0.58),

@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
 from nccl_doctor.explain.diagnoses.steps import last_waited, starving
 from nccl_doctor.explain.diagnoses.tables import SCALE, cells, number, tables
-from nccl_doctor.explain.lines import hosts_of, just_below
+from nccl_doctor.explain.lines import came_after, hosts_of, just_below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures.pressure import SAVED, TOP_MEMORY, TOP_SWAP
@@ -95,6 +95,8 @@ def storage_is_slow(case: Case) -> Iterable[Candidate]:
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?$")
 _NOTHING_LEFT = 0.02  # of the host's memory
 _SWAP_FULL = 0.9
+_PERCENT = re.compile(r"CPU Virtual Memory:.*?(\d+(?:\.\d+)?) ?%")
+_USED_UP = 98.0  # percent
 _HARD_AT_WORK = 50.0  # percent of a core
 _SWAPPED = 10_000  # KiB/s both ways, as vmstat counts: what is written is needed again
 _VMSTAT = re.compile(r"(?<!\S)(?:\d+ +){6}(\d+) +(\d+)(?: +\d+){8,10}\s*$")  # r b swpd free buff cache si so ...
@@ -128,6 +130,11 @@ def _memory(case: Case) -> Iterator[Lack]:
         if available <= _NOTHING_LEFT * memory and used >= _SWAP_FULL * swap > 0:
             title = f"the host's memory is used up ({available / memory:.1%} can be had), and so is its swap"
             yield Lack(title, lines, 0.66, 0.66)
+    for hit in case.lasts("host-memory-used"):
+        percent = _PERCENT.search(hit.text)
+        goes_on = any(came_after(step, hit) for step in case.lasts("progress"))
+        if percent and float(percent[1]) >= _USED_UP and not goes_on:
+            yield Lack(f"the host's memory is used up: {percent[1]} % of it", [hit], 0.46, 0.46)
     for hit in case.hits("kswapd"):
         if float(hit.groups["percent"]) >= _HARD_AT_WORK:
             title = (

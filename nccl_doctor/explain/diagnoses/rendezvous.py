@@ -254,7 +254,8 @@ def members_missing(case: Case) -> Iterable[Candidate]:
     ranks = {hit.groups["rank"] for hit in said}
     if not said or len(ranks) >= int(said[0].groups["world"]):
         return
-    if case.has("progress", "nccl-init-complete", "child-terminated"):  # rank 0 started it, and it ended
+    # rank 0 started it, and it ended
+    if case.has("progress", "nccl-init-complete", "child-terminated", "barrier-completed"):
         return
     twice = case.count("lightning-member") > 1.5 * len(ranks)  # the first lines may be missing
     title = f"{len(ranks)} of {said[0].groups['world']} ranks were started{', and these more than once' * twice}"

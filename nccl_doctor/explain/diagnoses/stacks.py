@@ -29,6 +29,8 @@ _ELSEWHERE = re.compile(
 _OWN_CALL = re.compile(
     r"\s*(\w*(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|recv|send)\w*) \("
 )
+_FOR_GPUS = re.compile(r"\b(?:_value|block_until_ready) \(jax/_src/")  # results of what all GPUs compute together
+_LIBRARYS = re.compile(r"/|<module>")  # or what only says which program it is
 _BETWEEN_TWO = re.compile("send|recv")
 _STAGE = re.compile(r"\bPP\d+|(?<=_)PP\d+")  # SGLang's and vLLM's names of the processes of a pipeline
 _NEAR = 6  # frames of torch.distributed between a call and its caller
@@ -159,15 +161,21 @@ def bootstrap_stands(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
-    """py-spy's stacks of hanging processes: most wait in a collective, and the main threads of a few do something else.
+    """py-spy's stacks of hanging processes: most wait in a collective, or for JAX's results, and the main threads of a few do
+    something else.
 
     Those few are who the others wait for. Whether they come late (a checkpoint, a slow disk) or never (they took
     another branch) is not in the stacks: a second look a minute later tells.
     """
     stacks = [(found.group(1), frames) for process, frames in _main_stacks(case) if (found := _PROCESS.search(process))]
     waiting = [frames for _, frames in stacks if any("distributed_c10d.py:" in hit.text for hit in frames)]
+    place_of = "in a collective" if waiting else "for the GPUs"
+    waiting = waiting or [frames for _, frames in stacks if any(_FOR_GPUS.search(hit.text) for hit in frames)]
     away = [
-        (pid, next((hit for hit in python if "/" not in hit.text), python[0]))  # a line of the user's own code
+        (
+            pid,
+            next((hit for hit in python if not _LIBRARYS.search(hit.text)), python[0]),
+        )  # a line of the user's own code
         for pid, frames in stacks
         if (python := [hit for hit in frames if _PYTHON_FRAME.search(hit.text)])
         and frames not in waiting
@@ -178,7 +186,7 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "app.straggler-timeout",
             0.45,  # who, not why: late, or on another way through the code
-            f"{len(waiting)} process{'es' * many} wait{'s' * (not many)} in a collective, "
+            f"{len(waiting)} process{'es' * many} wait{'s' * (not many)} {place_of}, "
             f"and process{'es' * (len(away) > 1)} {few([pid for pid, _ in away])} "
             f"{'do' if len(away) > 1 else 'does'} not: {own[0].text.strip()}",
             [*own, *(frames[0] for frames in waiting[:3])],

@@ -61,7 +61,7 @@ def slower(case: Case, ranks: set[int]) -> list[Hit]:
 
 _BUSY = re.compile(
     r"\bwrit|\bsav(?:e|ing)|load(?!er)|tokeniz|compil|cach|build(?!er)|\bgrouping|index|evaluat|validat|preprocess|resampl|copy|extract|retry|"
-    r"\bwait|sleep|stall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
+    r"\bwait|sleep|\bstall|\bslow|queue|shard|\bwarm(?!n)|autotun|generat|\bmap[:( ]|filter|checkpoint|so far|flush|\bsync|"
     r"\bsort|shuffl|\bscan|\bpars|fetch|\bread(?!y)|export|convert|merg|render|comput|calculat|decod|encod|\bzip|pack(?:ing)",
     re.IGNORECASE,
 )
@@ -77,10 +77,10 @@ NO_DATA = re.compile(
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok(?:ens?)?/s|grad_norm|\b(?:prefill|decode) batch\b", re.IGNORECASE)
-# Lines that only look like work: libraries' lines, stack frames, warnings, settings.
+# Lines that only look like work: libraries' lines, stack frames, warnings, settings, announcements.
 _NOT_WORK = re.compile(
     r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
-    r"extension module|OMP_NUM_THREADS|\bstall_inspector\b|waiting for remainder of ranks|standard error output|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
+    r"extension module|OMP_NUM_THREADS|\bwill be (?:saved|written|stored|logged)\b|\bstall_inspector\b|waiting for remainder of ranks|standard error output|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
     # the kernel, drivers and daemons: no rank says this
     r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bqdisc\b|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b|"
     r"\bSIGHUP\b|\breload(?:s|ed|ing)? .{0,30}\bconfig|\b(?:prometheus|grafana|nginx|haproxy|envoy|fluent(?:d|-?bit)|logrotate|\w+[-_]exporter)\b"

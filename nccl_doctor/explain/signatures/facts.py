@@ -367,6 +367,7 @@ says(
     "torch.distributed.run",
     "torch.distributed.launch",
     "distributed_c10d.py",
+    "ProcessGroupWrapper.cpp",
     why="torch.distributed takes part.",
 )
 says("wsl", "WSL2", "/usr/lib/wsl/", why="The Windows Subsystem for Linux.")

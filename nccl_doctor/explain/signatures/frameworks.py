@@ -385,6 +385,7 @@ says(
     "Retry to connect to {peer} while the server is not yet listening",
     "ep:[{peer}] grpc error:Connect Failed",
     "Cannot connect to remove server {peer}. Wait to retry",  # DGL's own spelling
+    "zmq_van.h:{number:int}: there is no socket to {peer}",  # ps-lite, of MXNet and BytePS
     '"syscall":"connect","target_address":"{peer}"',  # gRPC before 1.30
     "Connecting to {peer} failed, waiting for {milliseconds:int} milliseconds",  # LightGBM
     role=Role.SYMPTOM,
@@ -419,4 +420,13 @@ says(
     strength=0.86,
     title="this MXNet was built without {kvstore} (USE_{option}=1)",
     why="Which kinds of kvstore exist is chosen when MXNet is built.",
+)
+says(
+    "ps-lite-built-without",
+    "nsupported van type: {van}",
+    cause="net.plugin",
+    page="net.plugin.transport",
+    strength=0.86,
+    title="this ps-lite (MXNet, BytePS) was built without the transport that DMLC_ENABLE_RDMA or DMLC_PS_VAN_TYPE asks for: {van}",
+    why="Which vans (zmq, ibverbs, ucx) exist is chosen when it is built. Without the variable it uses TCP.",
 )

@@ -8,9 +8,10 @@ from nccl_doctor.explain.signatures import says
 says(
     "horovod-rendezvous",
     "Wait timeout after {seconds:int} seconds for key(s): {keys}",
+    "gloo/http_store.cc:{number:int}] Wait timeout for key(s): {keys}",  # up to 0.19
     cause="launch.world-size",
     strength=0.72,
-    title="Horovod's ranks did not all come to its rendezvous within {seconds} s",
+    title="Horovod's ranks did not all come to its rendezvous in time",
     why="A rank waits at Horovod's store for what another one should put there: that one was not started, died, or is late.",
 )
 says(

@@ -106,6 +106,14 @@ says(
     title="{name} is not set: MXNet's tools/launch.py (or BytePS's bpslaunch) sets it, and the script was started without",
     why="ps-lite, the parameter server of MXNet and BytePS, reads roles, addresses and counts from DMLC_* variables.",
 )
+says(
+    "csh-cannot-export",
+    "export: Command not found.",
+    cause="launch.env-missing",
+    strength=0.86,
+    title="the login shell of a host is csh, which has no export: what the launcher sets over ssh is not set there",
+    why="Launchers write export NAME=value before the command that ssh runs, for a shell of Bourne's kind: bash -l as the user's shell there, or a launcher that passes the variables itself (mpirun, srun).",
+)
 
 
 def _more_than_the_world(line: str) -> bool:
@@ -129,6 +137,12 @@ says(
     title="not all ranks joined: {joined} of {world}",
     why="The others never reached init_process_group: not started, wrong node_rank or nnodes, or died before.",
     where=lambda groups, line: not (_more_than_the_world(line) or _LATER_BARRIER.search(line)),
+)
+says(
+    "barrier-completed",
+    "Completed store-based barrier for key",
+    "All distributed processes registered. Starting with",
+    why="All ranks have come to the store's barrier.",
 )
 says(
     "group-joined-partly",

@@ -227,11 +227,34 @@ says(
 says(
     "dgl-bind",
     "Failed bind on {address} , error: {error}",
+    "Failed bind on {address} ,errno=98",
     cause="net.port-in-use",
     strength=0.8,
     title="DGL cannot listen on {address}: the port is taken, or the address is of another host",
     why='A server of an earlier run may still have the port. The errno is often lost on the way: "error: Success".',
     where=lambda groups, line: "tcp_socket.cc" in line and "annot assign" not in line,
+)
+says(
+    "dgl-address",
+    "Failed bind on {address} , error: Cannot assign requested address",
+    "Failed bind on {address} ,errno=99",
+    "] Invalid IP: {address}",
+    cause="net.wrong-interface",
+    strength=0.85,
+    title="DGL's ip_config gives this host an address that none of its interfaces has: {address}",
+    why="Each server listens on the address that its line of ip_config names: that of another host, or one from outside of the container, is none of its own.",
+    where=lambda groups, line: "tcp_socket.cc" in line,
+)
+says(
+    "dgl-connection",
+    "tcp_socket.cc:{number:int}: recv error: {error}",
+    "tcp_socket.cc:{number:int}: send error: {error}",
+    role=Role.SYMPTOM,
+    cause="net.peer-lost",
+    strength=0.46,
+    fold="a connection of DGL broke",
+    title="a connection of DGL to another server or client broke: {error}",
+    why="That process ended, never answered, or is cut off: its own log says which. Resource temporarily unavailable is a time-out here.",
 )
 says(
     "lightgbm-port",
@@ -253,6 +276,7 @@ says(
 says(
     "ps-lite-address",
     "Check failed: !ip.empty() failed to get ip",
+    "Check failed: !interface.empty() failed to get the interface",
     "Check failed: (my_node_.port) != (-1) bind failed",
     cause="net.wrong-interface",
     strength=0.76,

@@ -89,8 +89,19 @@ says(
     "nccl_net_ofi_{}failed",
     cause="net.plugin",
     strength=0.85,
-    title="the EFA plugin (aws-ofi-nccl) could not initialise",
-    why="The libfabric plugin found no usable provider or failed in its set-up.",
+    title="the EFA plugin (aws-ofi-nccl) found no provider, or a call of libfabric failed in it",
+    why="The libfabric plugin found no usable provider, failed in its set-up, or was refused a call.",
+    where=lambda groups, line: ("WARN" in line or "rror" in line) and "register memory" not in line,
+)
+says(
+    "ofi-memory",
+    "NET/OFI {}nable to register memory",
+    "NET/OFI {}ould not register memory",
+    "NET/OFI {}ouldn't register memory",
+    cause="ib.memlock",
+    strength=0.6,
+    title="the EFA plugin (aws-ofi-nccl) cannot register memory with the adapter",
+    why="The limit on locked memory; for a GPU's memory also a driver that does not give it to the adapter, and over many peers the adapter's own limit on regions. The code behind RC says more.",
     where=lambda groups, line: "WARN" in line or "rror" in line,
 )
 says(

@@ -224,6 +224,7 @@ says(
     "Connection reset by peer",
     "Connection reset by remote peer",  # UCX
     "CommClosedError: ",  # Dask
+    '"grpc_message":"Socket closed"',
     "Broken pipe",
     "Remote peer closed the connection",
     "Application timeout caused pair closure",
@@ -382,6 +383,7 @@ says(
     "Timed out waiting {}ms for",
     "waitForInput: socket {} timed out after",
     "waitForInput: poll for socket {} returned 0, likely a timeout",
+    "While waitForInput, poolFD failed with (errno: 0 - ",
     "NCCL timeout in: ",
     "aborting after {hours:int}:{minutes:int}:{seconds:num}!",  # torchft
     "NCCL timeout when waiting for nonblocking call",
@@ -542,6 +544,7 @@ says(
 says(
     "worker-failed",
     "WorkerProc failed to start",
+    "WorkerProc initialization failed",
     "Worker failed with error",
     "WorkerProc hit an exception",
     "Executor failed",

@@ -147,6 +147,7 @@ MESSAGES = {
         "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.",
     ),
     "launch.env-missing": (
+        "Ubuntu 16.04.3 LTS\nexport: Command not found.\nexport: Command not found.",
         "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable WORLD_SIZE expected, but not set",
     ),
     "launch.rdzv": (
@@ -154,6 +155,7 @@ MESSAGES = {
         "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
     ),
     "launch.world-size": (
+        "terminate called after throwing an instance of 'gloo::IoException'\n  what():  [horovod/common/gloo/http_store.cc:53] [horovod/common/gloo/http_store.cc:53] Wait timeout for key(s): 0",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, num_workers_joined=2, timeout=0:30:00)",
         "At least one of the requested hosts is not included in the current allocation.\n\nMissing requested host: gpu09",
         "A request was made to bind to that would result in binding more\nprocesses than cpus on a resource:\n\n   Bind to:     CORE\n   Node:        gpu01",
@@ -187,6 +189,7 @@ MESSAGES = {
         "ORTE is unable to establish a communication connection to the\nspecified daemon located on the indicated node:\n\n  my node:   gpu01\n  target node:  gpu02",
     ),
     "net.wrong-interface": (
+        "/opt/dgl/src/rpc/network/tcp_socket.cc:69: Failed bind on 192.0.2.7:3026 ,errno=99\n\ndgl._ffi.base.DGLError: [11:33:22] /opt/dgl/src/rpc/network/socket_communicator.cc:197: Cannot bind to 192.0.2.7:3026",
         "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: eth1",
         "MPI_INIT has failed because at least one MPI process is unreachable\nfrom another.  This *usually* means that an underlying communication",
         'Traceback (most recent call last):\n  File "train.py", line 8, in <module>\n    kv = mx.kv.create("dist_sync")\nmxnet.base.MXNetError: [13:30:33] src/van.cc:63: Check failed: !ip.empty() failed to get ip',
@@ -499,7 +502,37 @@ def test_more_processes_than_ranks_are_not_missing_ones() -> None:
     assert explain_text(text.format(2, 1)).causes[0].title == "not all ranks joined: 1 of 2"
 
 
+_EARLY = "02/21/2022 13:46:14 - INFO - torch.distributed.distributed_c10d -   Waiting in store based barrier to initialize process group for rank: 3, key: store_based_barrier_key:1 (world_size=6, worker_count=4, timeout=0:30:00)\n"
+_MEMBER = "initializing distributed: GLOBAL_RANK: 5, MEMBER: 6/6\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "missing"),
+    [
+        ("", True),
+        ("Rank 5: Completed store-based barrier for key:store_based_barrier_key:1 with 6 nodes.\n", False),
+        ("All distributed processes registered. Starting with 6 processes\n", False),
+    ],
+)
+def test_ranks_that_all_come_in_the_end_were_not_missing(end: str, missing: bool) -> None:
+    assert (explain_text(_EARLY + _MEMBER + end).verdict is Verdict.CAUSE_FOUND) is missing
+    titles = [cause.title for cause in explain_text(_MEMBER + end).causes]
+    assert ("1 of 6 ranks were started" in titles) is missing
+
+
+def test_memory_that_is_full_and_steps_behind_it_are_healthy() -> None:
+    full = "[INFO] [utils.py:834:see_memory_usage] CPU Virtual Memory:  used = 502.63 GB, percent = 99.8%\n"
+    steps = "".join(f"step {number} loss 2.1\n" for number in (10, 20, 30))
+    assert explain_text(full + steps).verdict is Verdict.HEALTHY
+
+
 TITLES = {
+    "this ps-lite (MXNet, BytePS) was built without the transport that DMLC_ENABLE_RDMA or DMLC_PS_VAN_TYPE asks for: 1": (
+        "[08:35:53] src/postoffice.cc:25: Creating Van: 1\n[08:35:53] 3rdparty/ps-lite/include/dmlc/logging.h:276: [08:35:53] src/van.cc:97: unsupported van type: 1",
+    ),
+    "the EFA plugin (aws-ofi-nccl) cannot register memory with the adapter": (
+        "n1:694:2585 [0] register_mr_buffers:465 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 3. RC: -12, Error: Cannot allocate memory",
+    ),
     "mpirun is asked for more processes than its hosts have slots or cores: 8": (
         "There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:\n\n  ./all_reduce_perf",
     ),
@@ -634,6 +667,7 @@ def test_a_message_decides_with_its_own_title(title: str, text: str) -> None:
 
 OPEN = {
     "app.straggler-timeout": (
+        "(RayTrainWorker pid=37) [W socket.cpp:432] [c10d] While waitForInput, poolFD failed with (errno: 0 - Success).",
         "(ApiServer_0 pid=8) TimeoutError: Timed out waiting for engines to sendinitial message on input socket.",
         "\n".join(
         f"|   {gpu}  NVIDIA H100 80GB HBM3          On  |   00000000:{gpu:02X}:00.0 Off |                    0 |\n"
@@ -645,12 +679,15 @@ OPEN = {
         "Assertion failed: /mnt/fs/DeepEP/csrc/kernels/internode_ll.cu:259, condition: num_recv_tokens != 0",
     ),
     "net.peer-lost": (
+        "/dgl/src/graph/network/tcp_socket.cc:180: recv error: Resource temporarily unavailable\nterminate called after throwing an instance of 'dmlc::Error'",
+        'Additional GRPC error information from remote target /job:ps/replica:0/task:0/device:CPU:0:\n:{"created":"@1663638747.95","description":"Error received from peer ipv4:10.0.0.9:2222","grpc_message":"Socket closed","grpc_status":14}',
         "E0203 08:06:26.7    43 nixl_agent.cpp:866] createXferReq: metadata for remote agent 'a7' not found",
         "[178.8] [gpu7:537  :1]  srd_iface.c:221  UCX  ERROR send completion[0] with error on rdmap132s0/0x55: Work Request Flushed Error, vendor_err 0x1",
         "terminate called after throwing an instance of 'std::system_error'\n  what():  Transport endpoint is not connected",  # of a socket, where no file is named
     ),
     "sys.host-oom": (
         "ERROR 01-29 08:37:48 [core_client.py:564] Engine core proc EngineCore_DP1 died unexpectedly, shutting down client.",
+        "[2023-03-01 05:13:31,393] [INFO] [utils.py:834:see_memory_usage] CPU Virtual Memory:  used = 502.63 GB, percent = 99.8%",
     ),
     "launch.killed": (
         "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR "
@@ -691,9 +728,12 @@ OPEN = {
     ),
     "app.rank-exception": (
         "[ERROR] Command not found: our_profiler",
+        'Traceback (most recent call last):\n  File "/app/vllm/v1/engine/core.py", line 450, in __init__\n    super().__init__(vllm_config, executor_class, log_stats,\n'
+        "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.",
         "insmod: ERROR: could not insert module mlx5_ib.ko: File exists",
     ),
     "launch.world-size": (
+        "[20:57:18] src/./zmq_van.h:122: there is no socket to node 9\n[20:57:18] src/van.cc:126: Check failed: (send_bytes) != (-1) \nterminate called after throwing an instance of 'dmlc::Error'",
         "[2026-03-25 23:12:26,485 I 11137 11137] gcs_placement_group_scheduler.cc:150: Failed to schedule placement group pg0, id: e51, because no nodes are available.",
     ),
     "unrelated": (

@@ -423,6 +423,15 @@ def test_what_a_launcher_or_a_peer_reports_is_no_ranks_own_word(line: str, endin
     assert got.verdict is Verdict.UNDECIDED and got.sentence.endswith(ending), got.sentence
 
 
+def test_where_results_will_be_saved_is_no_work() -> None:
+    timeout = "[E ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=BROADCAST"
+    said = "[INFO] trainer: the checkpoints will be saved in /data/run-7\n"
+    assert explain_text(said + timeout + "\n").verdict is Verdict.UNDECIDED
+    assert (
+        explain_text(said.replace("will be saved", "are being saved") + timeout + "\n").verdict is not Verdict.UNDECIDED
+    )
+
+
 def test_harmless_lines_are_cut_between_words() -> None:
     line = (
         "NET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5). ncclCollNetPlugin symbols " + "unsupported " * 20
