@@ -141,6 +141,13 @@ def test_paths_in_a_traceback_are_no_subject_behind_a_loggers_prefix_either() ->
     assert explain_text(log).causes[0].id.startswith("gpu.")
 
 
+def test_a_line_has_to_match_a_signatures_pattern_as_well_which_gives_its_groups() -> None:
+    signature = all_signatures()["kswapd"]
+    top = "  211 root      20   0       0      0      0 {state}  98.7   0.0  12:41.02 kswapd1"
+    assert signature.match(top.format(state="R")) == {"node": "1", "percent": "98.7"}
+    assert signature.match(top.format(state="?")) is None
+
+
 def test_a_title_shows_no_holes() -> None:
     log = "Ncat: Connected to 10.40.0.1:29400.\n$ curl m:29500\ncurl: (28) Failed to connect\nNo active IB port\n"
     titles = [cause.title for cause in explain_text(log).causes]
