@@ -63,11 +63,12 @@ class Case(Logs):
 
     @functools.cached_property
     def nodes(self) -> int:
-        """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts); 0 if they do not."""
+        """The number of nodes, as far as the logs say (NCCL's nNodes, distinct hosts, nccl-tests' list); 0 if they do not."""
         told = [
             int(hit.groups["nodes"]) for hit in self.hits("nccl-nodes", "nnodes") if hit.groups["nodes"].isdecimal()
         ]
-        return max([*told, len(self.nccl_hosts), int(self.has("one-node"))])
+        tested = {hit.groups["host"] for hit in self.hits("tests-device")}
+        return max([*told, len(self.nccl_hosts), len(tested), int(self.has("one-node"))])
 
     @functools.cached_property
     def between_hosts(self) -> bool:
@@ -131,6 +132,11 @@ class Case(Logs):
     def work(self) -> list[watchdogs.Work]:
         """What each rank's watchdog said about its last work, by process group."""
         return watchdogs.works(self.hits("watchdog-status"), self.hits("watchdog-timeout"))
+
+    @functools.cached_property
+    def waits(self) -> list[watchdogs.Work]:
+        """The works that timed out."""
+        return [item for item in self.work if item.hit]
 
     @functools.cached_property
     def exits(self) -> dict[int, int]:

@@ -12,7 +12,6 @@ from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.readers.pace import SERVES
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW, TESTS_LARGEST
 
 SIGINT = re.compile(r"KeyboardInterrupt|SIGINT|(?:Received|signal:) 2\b")
 _TIME_LIMIT = re.compile(r"(?:DUE TO|due to) (?:TIME|time) (?:LIMIT|limit)|TERM_RUNLIMIT|[Ww]alltime|DeadlineExceeded")
@@ -169,12 +168,11 @@ class Hang:
             row, closed = (logs.last(name, head.file) for name in ("busbw-row", "busbw-average"))
             if closed is not None and closed.line > head.line:
                 continue
-            size = BUSBW_ROW.search(row.text) if row is not None and row.line > head.line else None
-            asked = TESTS_LARGEST.search(head.text)
-            largest = int(asked["number"]) << _UNITS[asked["unit"].upper()] if asked else int(head.groups["largest"])
-            if row is None or size is None:
+            asked = head.groups.get("number")  # of a command line; else the range that the test itself told
+            largest = int(asked) << _UNITS[head.groups["unit"].upper()] if asked else int(head.groups["largest"])
+            if row is None or row.line < head.line:
                 stopped += [] if asked else [head]
-            elif 2 * int(size["size"]) <= largest:  # sizes are rounded down
+            elif 2 * int(row.groups["size"]) <= largest:  # sizes are rounded down
                 stopped.append(row)
         return stopped
 

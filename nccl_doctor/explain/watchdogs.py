@@ -14,18 +14,23 @@ ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNO
 
 
 class Work(msgspec.Struct):
-    """Where one rank of one process group stood when its watchdog spoke."""
+    """Where one rank of one process group stood when its watchdog spoke. Works are numbered; -1 is none, or not told."""
 
     rank: int
     group: str
-    sequence: int | None = None  # the work that timed out
+    sequence: int = -1  # the work that timed out
     operation: str = ""
     elements: str = ""
     timeout_ms: int = 0
-    enqueued: int | None = None
-    completed: int | None = None
-    hit: Hit | None = None
+    enqueued: int = -1  # the last one
+    completed: int = -1
+    hit: Hit | None = None  # of the time-out
     status_hit: Hit | None = None
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The lines that tell of it."""
+        return [hit for hit in (self.hit, self.status_hit) if hit]
 
 
 _WORK = re.compile(
@@ -51,7 +56,7 @@ def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
         entry.enqueued = int(hit.groups["enqueued"])
         entry.completed = int(hit.groups["completed"])
         entry.status_hit = entry.status_hit or hit
-        if entry.sequence is None and "sequence" in hit.groups:
+        if entry.sequence < 0 and "sequence" in hit.groups:
             entry.sequence = int(hit.groups["sequence"])
     for hit in timeouts:
         rank = _rank_of(hit)

@@ -44,7 +44,7 @@ def different_calls(case: Case) -> Iterable[Candidate]:
     for items in _groups(case).values():
         by_sequence: dict[int, list[Work]] = defaultdict(list)
         for item in items:
-            if item.sequence is not None and item.operation and item.hit is not None:
+            if item.sequence >= 0 and item.operation:
                 by_sequence[item.sequence].append(item)
         for sequence, same in sorted(by_sequence.items()):
             kinds = Counter((item.operation, _comparable(item)) for item in same if item.operation not in ASYMMETRIC)
@@ -123,7 +123,7 @@ def used_too_early(case: Case) -> Iterable[Candidate]:
 def send_and_receive_differ(case: Case) -> Iterable[Candidate]:
     """Two ranks of a group wait at the same number, one in a SEND, the other in a RECV of another size: the pair does not fit."""
     for items in _groups(case).values():
-        ends = {item.operation: item for item in items if item.hit and item.operation in ("SEND", "RECV")}
+        ends = {item.operation: item for item in items if item.operation in ("SEND", "RECV")}
         send, receive = ends.get("SEND"), ends.get("RECV")
         if len(items) == 2 and send and receive and send.sequence == receive.sequence:
             sizes = [item.elements.partition(",")[0] for item in (send, receive)]
@@ -145,15 +145,16 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
     for group, items in _groups(case).items():
         if "(" not in group and group != "0":  # older torch numbers groups per rank: the same number, other members
             continue
-        waiting = [item for item in items if item.operation not in _ONE_SIDED and item.sequence is not None]
-        waiting.sort(key=lambda one: one.sequence or 0)
-        for item in waiting[:1]:  # whoever completed the work of another has completed this one
-            ahead = [other for other in items if (other.completed or -1) >= (item.sequence or 0)]
+        waiting = [item for item in items if item.operation not in _ONE_SIDED and item.sequence >= 0]
+        for item in sorted(waiting, key=lambda one: one.sequence)[
+            :1
+        ]:  # whoever completed the work of another has completed this one
+            ahead = [other for other in items if other.completed >= item.sequence]
             told = bool(ahead)
             ahead = ahead or [other for other in items if _in_a_later_call(other, item)]
             if not ahead:
                 continue
-            lines = [hit for one in [item, *ahead] for hit in (one.hit, one.status_hit) if hit]
+            lines = [hit for one in [item, *ahead] for hit in one.hits]
             call = f" ({item.operation})" if item.operation else ""  # only a status line: it may be a rooted one
             yield Candidate(
                 "app.collective-mismatch",
@@ -174,7 +175,7 @@ def _in_a_later_call(other: Work, item: Work) -> bool:
         here is not None
         and there is not None
         and abs(there - here) < _TOGETHER
-        and (other.sequence or 0) > (item.sequence or 0)
+        and other.sequence > item.sequence
         and (other.operation, _comparable(other)) != (item.operation, _comparable(item))
     )
 
@@ -211,13 +212,13 @@ def behind_or_ahead(case: Case) -> Iterable[Candidate]:
     than another rank is not behind.
     """
     for items in _groups(case).values():
-        known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
+        known = [item for item in items if item.enqueued >= 0]
         if len(known) < 2:
             continue
-        waited = Counter(item.sequence for item in known if item.hit is not None and item.sequence is not None)
-        usual = waited.most_common(1)[0][0] if waited else max(item.enqueued or 0 for item in known)
-        least = min((item.completed or 0 for item in known), default=0)
-        low = [item for item in known if (item.enqueued or 0) < usual and (item.completed or 0) <= least]
+        waited = Counter(item.sequence for item in known if item.hit and item.sequence >= 0)
+        usual = waited.most_common(1)[0][0] if waited else max(item.enqueued for item in known)
+        least = min(item.completed for item in known)
+        low = [item for item in known if item.enqueued < usual and item.completed <= least]
         if not low or len(low) > len(known) / 2:
             continue
         ranks = {item.rank for item in low}
@@ -236,17 +237,15 @@ def extra_collective(case: Case) -> Iterable[Candidate]:
     to this call: it stands in a branch that only some ranks take. (Or all of them are slow at once, which is rarer.)
     """
     for items in _groups(case).values():
-        known = [item for item in items if item.enqueued is not None and item.enqueued >= 0]
+        known = [item for item in items if item.enqueued >= 0]
         idle = [item for item in known if item.hit is None and item.enqueued == item.completed]
-        ahead = [item for item in known if item.hit is not None and (item.enqueued or 0) > (item.completed or 0)]
+        ahead = [item for item in known if item.hit and item.enqueued > item.completed]
         if not ahead or len(idle) <= len(ahead) or len(idle) + len(ahead) < len(known):
             continue
-        if len({item.enqueued for item in idle}) > 1 or any(
-            (item.enqueued or 0) <= (idle[0].enqueued or 0) for item in ahead
-        ):
+        if len({item.enqueued for item in idle}) > 1 or any(item.enqueued <= idle[0].enqueued for item in ahead):
             continue
         ranks = {item.rank for item in ahead}
-        hits = [hit for item in [*ahead, *idle] for hit in (item.hit, item.status_hit) if hit]
+        hits = [hit for item in [*ahead, *idle] for hit in item.hits]
         title = f"{listed_ranks(ranks)} issued a collective that the others, idle after work {idle[0].enqueued}, never joined"
         words = last_words(case, ranks)[-4:]
         yield Candidate("app.collective-mismatch", 0.66, title, [*hits[:4], *words, *hits[4:]], ranks)
@@ -277,7 +276,7 @@ def desync_report(case: Case) -> Iterable[Candidate]:
 def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
     """The snapshot in torch's desync report has ranks in different operations under one number: they called different ones."""
     rows = case.hits("desync-started")
-    beside = [pair for pair in itertools.pairwise(rows) if later(pair[1], pair[0]) and pair[1].line == pair[0].line + 1]
+    beside = [(one, other) for one, other in itertools.pairwise(rows) if just_below(other, one, 1)]
     hits = in_order(itertools.chain(*beside))
     calls = dict.fromkeys(hit.groups["operation"].strip() for hit in hits)
     if len(calls) > 1:
@@ -290,7 +289,7 @@ def different_calls_in_snapshot(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def silent_rank(case: Case) -> Iterable[Candidate]:
     """Most ranks report a time-out, one or a few do not: those never joined the collective."""
-    waited = {item.rank for item in case.work if item.hit is not None}
+    waited = {item.rank for item in case.waits}
     if not waited or not 0 < case.world - len(waited) <= max(1, case.world // 4):
         return
     absent = set(range(case.world)) - waited
@@ -425,7 +424,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if first is None:
         return
     before = case.summary.before.get(first.file, [])
-    busy = still_busy(hit for hit in before if hit.line < first.line)
+    busy = still_busy(hit for hit in before if later(first, hit))
     if not busy:  # a bar without line feed, on whose line the traceback begins, is not among the lines before it
         busy = still_busy(hit for hit in case.hits("straggler-words") if just_below(first, hit, NEAR))
     if not busy:
@@ -478,10 +477,12 @@ def _repeats(hit: Hit, last: Hit) -> bool:
 def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it a rank says that it has no (more) data: it left, the others wait for it in vain."""
     first = case.first(*_GAVE_UP_WAITING)
-    before = case.summary.before.get(first.file, []) if first else []
-    hits = [hit for hit in before if first and later(first, hit) and NO_DATA.search(hit.text)]
+    if first is None:
+        return
+    before = case.summary.before.get(first.file, [])
+    hits = [hit for hit in before if later(first, hit) and NO_DATA.search(hit.text)]
     ranks = ranks_of(hits) or {number for hit in hits for number in ranks_named(hit.text)}
-    if first and len(ranks) == 1 and (case.world != 1 or ranks != {0}):
+    if len(ranks) == 1 and (case.world != 1 or ranks != {0}):
         title = f"a rank had no (more) data while the others waited for it: {ending(hits[-1].text, 90)}"
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
@@ -561,7 +562,7 @@ def gave_up_before_timeout(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def long_operation(case: Case) -> Iterable[Candidate]:
     """A time-out, and a rank reports that an operation of its own took minutes: longer than the others could wait."""
-    if not case.has("watchdog-timeout", "socket-timeout", "monitored-barrier"):
+    if not case.has(*_GAVE_UP_WAITING):
         return
     hits = sorted(case.hits("long-duration"), key=lambda hit: -float(hit.groups["seconds"]))
     limit = min([item.timeout_ms / 1000 for item in case.work if item.timeout_ms] or [600.0])

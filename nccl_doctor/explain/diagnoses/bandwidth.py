@@ -9,9 +9,10 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
+from nccl_doctor.explain.diagnoses.tables import SCALE
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
 from nccl_doctor.facts.gpu_models import find
@@ -25,17 +26,14 @@ _MEASURED = re.compile(r"busbw|all_?(?:reduce|gather)|reduce_scatter|all_?to_?al
 
 
 def _servers_in_the_list(case: Case) -> bool:
-    """Whether nccl-tests' list of devices shows several hosts, one of them with its eighth GPU."""
-    devices = case.hits("tests-device")
-    eighth = any(int(hit.groups["device"]) >= 7 for hit in devices)
-    return len({hit.groups["host"] for hit in devices}) > 1 and eighth
+    """Whether nccl-tests ran over several hosts, and its list of devices shows an eighth GPU of one of them."""
+    return case.nodes > 1 and any(int(hit.groups["device"]) >= 7 for hit in case.hits("tests-device"))
 
 
 def _over_verbs(case: Case) -> bool:
     """Whether nccl-tests ran over several hosts and its network was InfiniBand or RoCE."""
-    hosts = {hit.groups["host"] for hit in case.hits("tests-device")}
     verbs = case.has("net-ib-using") or any(hit.groups["network"].startswith("IB") for hit in case.hits("network-used"))
-    several = len(hosts) > 1 or case.between_hosts or not hosts
+    several = case.between_hosts or not case.has("tests-device")
     return verbs and not case.sockets and several
 
 
@@ -44,17 +42,12 @@ def slow_rows(case: Case) -> list[Hit]:
     last = case.last("busbw-row")
     rows = case.hits("busbw-row")
     more = [last] if last is not None and last not in rows else []
-    return [hit for hit in (*rows, *more) if _row(hit, "size") >= 1 << 26]
+    return [hit for hit in (*rows, *more) if int(hit.groups["size"]) >= 1 << 26]
 
 
-def _row(hit: Hit, column: str) -> float:
-    """A number of an nccl-tests row (out of place)."""
-    found = BUSBW_ROW.search(hit.text)
-    return float(found.group(column)) if found else 0.0
-
-
-def busbw(hit: Hit) -> float:
-    return _row(hit, "busbw")
+def busbw(row: Hit) -> float:
+    """The bus bandwidth of an nccl-tests row (out of place) in GB/s."""
+    return float(row.groups["busbw"])
 
 
 @diagnosis
@@ -140,7 +133,6 @@ _REDUCED = re.compile(r"\s(?:sum|prod|max|min|avg)\s")
 # Parts of what the adapters carry: less than the first is explained by GPUDirect RDMA that is off, less than the second
 # needs an explanation on any machine.
 _LITTLE, _TINY = 0.4, 0.25
-_GBITS = re.compile(r"(\d+)(?: Gb/sec|\s*$)")
 _ADAPTER = re.compile(r"\[\d+\]([\w-]+):\d+/")
 
 
@@ -150,7 +142,7 @@ def _carried(case: Case) -> float:
     Each GPU uses one adapter at a time; 0 where the rate, or what was measured, is not known, and where the GPUs of a
     host have no NVLink: then PCIe is what they wait for.
     """
-    rates = [float(found[0]) / 8 for hit in case.hits("port-rate") if (found := _GBITS.findall(hit.text))]
+    rates = [float(hit.groups["rate"]) / 8 for hit in case.hits("port-rate")]
     rows = case.hits("busbw-row")
     if not rates or not rows or case.has("channel-shm", "tests-in-pairs"):
         return 0.0
@@ -175,7 +167,7 @@ def far_below_the_adapters_told(case: Case) -> Iterable[Candidate]:
     tells which way the data went."""
     told = [(found, hit) for hit in case.hits("adapters-told") if (found := ADAPTERS_TOLD.search(hit.text))]
     rows = [row for row in slow_rows(case) if _REDUCED.search(row.text)]
-    several = case.between_hosts or _servers_in_the_list(case) or any(_SEVERAL.search(hit.text) for _, hit in told)
+    several = case.between_hosts or any(_SEVERAL.search(hit.text) for _, hit in told)
     if not told or not rows or not several or case.has("network-used", "tests-in-pairs", "channel-shm"):
         return
     found, hit = told[0]
@@ -216,7 +208,7 @@ def few_of_the_adapters(case: Case) -> Iterable[Candidate]:
     used = {adapter for hit in case.hits("net-ib-using") for adapter in _ADAPTER.findall(hit.text)}
     listed = case.hits("adapter-up") or case.hits("adapter-in-legend")
     up = {found.group(1) or found.group(2) for hit in listed if (found := _UP.search(hit.text))}
-    gpus = max((int(hit.groups["device"]) + 1 for hit in case.hits("tests-device")), default=gpus_per_host(case))
+    gpus = gpus_per_host(case)
     rows = slow_rows(case)
     if named and rows and case.between_hosts and used < up and len(up) > _FEW * len(used) > 0 and gpus > len(used):
         told = sorted(named, key=lambda hit: hit.signature != "env-echo")
@@ -243,7 +235,7 @@ def peermem(case: Case) -> Iterable[Candidate]:
     low = rows and best < max(_ONE_PORT, _LITTLE * carried)
     complaint = complaints(case) or case.hits("peermem-looked-for")
     verbs = case.has("net-ib-using") or any("NET/IB" in hit.text for hit in hits)
-    if hits and verbs and (low or complaint) and (rows or complaint):
+    if hits and verbs and (low or complaint):
         told = "all traffic goes through host memory"
         if low and carried:
             told = (
@@ -296,7 +288,6 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
 
 
 _RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])i?(B/s|Bps|bit/s)")
-_PREFIX = {"K": 1e-3, "M": 1.0, "G": 1e3}
 _TIMED = re.compile(r"(\d{7,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
 _COLLECTIVE = re.compile(r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", re.I)
 _TRANSFER = re.compile(
@@ -312,7 +303,7 @@ def _rates(hit: Hit) -> list[float]:
     if _TRANSFER.search(hit.text) or not _COLLECTIVE.search(hit.text):
         return []
     told = _RATE.findall(hit.text)
-    return [float(number) * _PREFIX[prefix] * (0.125 if unit == "bit/s" else 1.0) for number, prefix, unit in told]
+    return [float(number) * SCALE[prefix] / (8e6 if unit == "bit/s" else 1e6) for number, prefix, unit in told]
 
 
 @diagnosis
@@ -324,7 +315,7 @@ def slow_measured_collectives(case: Case) -> Iterable[Candidate]:
     told = [(rate, hit) for hit in case.hits("measured-rate", "timed-collective") for rate in _rates(hit)]
     several = len(told) > 1 or (told and case.count("measured-rate") > 1)  # lines of one shape are kept once
     best = max((rate for rate, _ in told), default=0.0)
-    failed = case.summary.tracebacks or case.has("watchdog-timeout", "socket-timeout", "monitored-barrier")
+    failed = case.summary.tracebacks or case.has(*GAVE_UP)
     if told and best < (_GIGABIT_ETHERNET if several else _LESS) and not failed:
         title = f"collectives run at {best:.3g} MB/s: a slow link"
         yield Candidate("net.slow", 0.64, title, [hit for _, hit in told][:8])

@@ -8,10 +8,10 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.speed import Lack, held_back, weighed
-from nccl_doctor.explain.diagnoses.tables import cells, far_below, number, tables
+from nccl_doctor.explain.diagnoses.tables import SCALE, cells, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.links import DROPS, GARBLED, LIMITED, PAUSED, RESENT, SENDER, SENT
+from nccl_doctor.explain.signatures.links import DROPS, GARBLED, PAUSED, RESENT, SENT
 
 _NEXT = 3  # lines from one line of a listing to another that belongs to it
 
@@ -35,17 +35,15 @@ def _by_counters(case: Case) -> Iterable[tuple[str, Hit]]:
                 yield f"TCP sent {again} of {whole} segments again ({again / whole:.1%}): packets are lost", hit
 
 
-_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SEGMENT = 1448  # bytes: larger ones are fewer, and then the part that was lost is larger
 
 
 def _by_iperf(case: Case) -> Iterable[tuple[str, Hit]]:
     for hit in case.hits("iperf-sender"):
-        amount, unit, rate, of_rate, again = SENDER.findall(hit.text)[0]
-        lost = int(again) * _SEGMENT / (float(amount) * _SCALE[unit] or 1.0)
+        lost = int(hit.groups["again"]) * _SEGMENT / (float(hit.groups["amount"]) * SCALE[hit.groups["unit"]] or 1.0)
         if lost >= _LOSS:
             yield (
-                f"iperf3 reaches {rate} {of_rate}bit/s and sends {lost:.1%} of its segments again: packets are lost",
+                f"iperf3 reaches {hit.groups['rate']}bit/s and sends {lost:.1%} of its segments again: packets are lost",
                 hit,
             )
 
@@ -80,8 +78,7 @@ def _garbled(case: Case, alone: float) -> Iterator[Lack]:
             yield Lack(f"an interface received {counts[2]} of {counts[1]} frames garbled", [row], 0.6, alone)
 
 
-_GBIT = {"K": 1e-6, "M": 1e-3, "G": 1.0}
-_NARROW = 10.0  # Gbit/s: what no job on several GPUs is limited to on purpose
+_NARROW = 10e9  # bit/s: what no job on several GPUs is limited to on purpose
 _FULL = 90.0  # percent of its rate
 _FAR_AWAY = 5.0  # ms: another building at least, or a queue
 
@@ -98,9 +95,9 @@ def _network(case: Case) -> Iterator[Lack]:
         yield Lack(title, [hit], 0.6, alone, case.sockets[:1])
     yield from _garbled(case, alone)
     for hit in case.hits("rate-limit"):
-        found = LIMITED.search(hit.text)
-        if found and float(found[1]) * _GBIT[found[2]] <= _NARROW:
-            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {found[1]} {found[2]}bit/s"
+        rate, unit = hit.groups["rate"], hit.groups["unit"]
+        if float(rate) * SCALE[unit] <= _NARROW:
+            title = f"tc limits {hit.groups.get('interface') or 'an interface'} to {rate} {unit}bit/s"
             yield Lack(title, [hit], 0.68, 0.68 if sockets else 0.0, sockets)
     for head, row in ((head, row) for head, rows in tables(case, "interface-load") for row in rows):
         told = cells(head.text.split(), row.text.split())

@@ -137,11 +137,10 @@ def ordinary_exception(case: Case) -> Iterable[Candidate]:
 
 def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[str, float, str]]:
     """What an exception that these ranks raised is, likeliest first: cause, strength, and a reason of its own."""
-    others_suffer = _others_suffer(case)
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
     everyone = case.world > 1 and len(ranks) >= case.world
-    if others_suffer and not everyone:
+    if not everyone and _others_suffer(case):
         return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
     tested = case.last("busbw-average", first.hit.file)
     worked = max((hit.line for hit in case.hits("progress") if hit.file == first.hit.file), default=0)
@@ -151,8 +150,8 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     half = case.world > 1 and len(ranks) >= max(2, (case.world + 1) // 2)
     # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
     raised = [rank for rank, code in case.exits.items() if code >= 0]
-    others_died_too = len(raised) > 1 and bool(ranks) and not others_suffer
-    if setup or everyone or (half and not others_suffer) or not case.distributed or others_died_too:
+    others_died_too = len(raised) > 1 and bool(ranks)
+    if setup or half or not case.distributed or others_died_too:
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
     return [("app.rank-exception", 0.7, ""), ("unrelated", 0.45, "")]

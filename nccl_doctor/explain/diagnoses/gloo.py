@@ -36,7 +36,7 @@ def gloo_loopback(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.wrong-interface", 0.9, title, [*loop[:4], *case.env["GLOO_SOCKET_IFNAME"][:2]])
         yield Candidate("net.hostname-resolution", 0.55, "Gloo advertises a loopback address", loop[:4])
     elif failing and loop:
-        single = case.nodes == 1 and len(case.nccl_hosts) <= 1 and not several_hosts(case)
+        single = case.nodes == 1 and not several_hosts(case)
         title = "Gloo connects to a loopback address: a host's own name resolves to loopback"
         yield Candidate("net.hostname-resolution", 0.62 if single else 0.9, title, loop[:6], ranks_of(loop))
         yield Candidate("net.wrong-interface", 0.6, "Gloo's peers advertise loopback", loop[:4])

@@ -79,14 +79,13 @@ def peer_to_peer_hang(case: Case) -> Iterable[Candidate]:
     Nobody is behind, so it is not the program; the first transfer over peer-to-peer never arrived. Typical of ACS or
     IOMMU redirection, and of consumer cards. NCCL_P2P_DISABLE=1 is the test.
     """
-    waits = [item for item in case.work if item.hit is not None]
     if not case.has("channel-p2p") or case.between_hosts:
         return
-    stuck = {(item.sequence, item.operation) for item in waits}
-    early = all((item.sequence or 0) <= 8 and (item.completed is None or item.completed <= 5) for item in waits)
-    everyone = case.world > 0 and len({item.rank for item in waits}) >= case.world
+    stuck = {(item.sequence, item.operation) for item in case.waits}
+    early = all(item.sequence <= 8 and item.completed <= 5 for item in case.waits)
+    everyone = case.world > 0 and len({item.rank for item in case.waits}) >= case.world
     if len(stuck) == 1 and early and (everyone or case.has("smi-busy", "busy-and-watts")):
-        hits = [hit for item in waits for hit in (item.status_hit, item.hit) if hit]
+        hits = [hit for item in case.waits for hit in reversed(item.hits)]
         strength = 0.82 if case.has("smi-busy", "busy-and-watts", "acs-redirect", "p2p-broken") else 0.68
         title = "the first transfer over GPU peer-to-peer never arrives: all ranks wait in the same operation"
         proof = [*hits, *case.hits("smi-busy", "busy-and-watts")[:2], *case.hits("channel-p2p")[:1]]

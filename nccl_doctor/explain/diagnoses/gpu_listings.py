@@ -13,7 +13,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
 from nccl_doctor.explain.diagnoses.tables import cells, tables
-from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.lines import hosts_of, just_below, later
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.signatures.heat import HOT
@@ -241,7 +241,7 @@ def _in_full(case: Case) -> Iterator[Lack]:
     for hit, after in itertools.pairwise([*hits, *hits[-1:]]):
         told, below_it = hit.groups, after.groups
         if "now" in told:
-            near = [one for one in hits if one.file == hit.file and 0 < one.line - hit.line <= _OF_A_GPU]
+            near = [one for one in hits if just_below(one, hit, _OF_A_GPU)]
             limit = next((one for one in near if "slowdown" in one.groups), None)
             if limit and int(told["now"]) >= int(limit.groups["slowdown"]):
                 title = f"a GPU is at {told['now']} C, and slows down from {limit.groups['slowdown']} C on"
@@ -249,8 +249,10 @@ def _in_full(case: Case) -> Iterator[Lack]:
         elif "margin" in told and int(told["margin"]) <= 0:
             title = f"a GPU is as hot as GPUs that slow down ({told['margin']} C are left)"
             yield Lack(title, [hit], 0.7, 0.7)
-        elif "mhz" in told and "mhz" in below_it and 0 < int(told["mhz"]) <= _SLOW_CLOCK * int(below_it["mhz"]):
-            busy = [one for one in hits if "load" in one.groups and 0 < hit.line - one.line <= _OF_A_GPU]
+        elif "mhz" not in told or "mhz" not in below_it or not just_below(after, hit, _OF_A_GPU):
+            continue
+        elif 0 < int(told["mhz"]) <= _SLOW_CLOCK * int(below_it["mhz"]):
+            busy = [one for one in hits if "load" in one.groups and just_below(hit, one, _OF_A_GPU)]
             if busy and float(busy[-1].groups["load"]) >= ALWAYS_BUSY:
                 title = f"a GPU that is busy all the time runs at {told['mhz']} MHz, and could at {below_it['mhz']} MHz"
                 yield Lack(title, [hit, after, busy[-1]], 0.66, 0.66)
@@ -292,7 +294,7 @@ def _slowed(head: Hit, row: Hit) -> bool:
     names, values = max(_NAMES.findall(head.text), key=len, default="").split(","), row.text.split(", ")
     if len(names) <= len(values):  # the last ones belong together, whatever stands before the first
         return any(_HARD_REASON.search(name) and cell == "Active" for name, cell in cells(names, values).items())
-    return row.file == head.file and row.line > head.line
+    return later(row, head)
 
 
 def _throttled(case: Case) -> Iterator[Lack]:

@@ -9,7 +9,6 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 
 _FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
@@ -59,7 +58,7 @@ def _passed(case: Case) -> list[Hit]:
 def only_one_packet_passes(case: Case) -> Iterable[Candidate]:
     """nccl-tests' sizes of one packet pass over RoCE, and retries are exceeded at the first larger one: the path, or one end, carries
     packets of a smaller MTU only. A fabric that drops under load fails at a large size."""
-    sizes = [int(found["size"]) for row in _passed(case) if (found := BUSBW_ROW.search(row.text))]
+    sizes = [int(row.groups["size"]) for row in _passed(case)]
     if _roce(case) and 0 < max(sizes, default=0) <= _PACKET and case.has("ib-retry", "ib-retry-text"):
         title = f"RoCE carries messages of one packet (up to {max(sizes)} bytes) and loses the first larger ones: the MTUs on the path differ"
         proof = [*case.hits("ib-retry", "ib-retry-text")[:4], _passed(case)[-1]]
@@ -183,18 +182,6 @@ def missing_device(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
-def verbs_driver_misfit(case: Case) -> Iterable[Candidate]:
-    """rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever
-    state the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image."""
-    hits = case.hits("verbs-abi")
-    if hits:
-        driver = next((hit.groups["driver"] for hit in hits if "driver" in hit.groups), "")
-        title = "the verbs library here does not fit the kernel driver of the adapters" + f" ({driver})" * bool(driver)
-        page = "ib.device-not-found.driver-failed"
-        yield Candidate("ib.device-not-found", 0.92, title, hits, *speakers(hits), page=page, final=True)
-
-
-@diagnosis
 def no_driver_library(case: Case) -> Iterable[Candidate]:
     """The kernel has RDMA devices, and libibverbs finds no library that drives them: rdma-core's providers are missing here."""
     hits = [hit for hit in case.hits("libibverbs-driver") if "couldn't load driver" not in hit.text]
@@ -259,20 +246,19 @@ def refused_by_the_peer(case: Case) -> Iterable[Candidate]:
     refused = case.hits("ib-remote-error")
     events = case.hits("ib-request-refused")
     access = [hit for hit in refused if _ACCESS_STATUS.search(hit.text)]
-    other = [hit for hit in refused if hit not in access]
-    hits = (access or other) + events
+    hits = (access or refused) + events
     who = speakers(hits)
     if access and case.has("channel-gdr"):
         title = "an adapter cannot reach the GPU memory that its peers write to"
         yield Candidate("ib.gdr", 0.66, title, hits, *who)
     elif access:
         yield Candidate("ib.gdr", 0.52, "an adapter refuses access to its memory", hits, *who)
-    elif other or (events and not case.has("ib-local-protection")):
+    elif refused or (events and not case.has("ib-local-protection")):
         infiniband = any("/IB" in hit.text and "RoCE" not in hit.text for hit in case.hits("net-ib-using"))
         title = "the two ends of a RoCE path have different MTUs"  # if RoCE it is
         yield Candidate("net.mtu", 0.45 if infiniband else 0.6 if _roce(case) else 0.56, title, hits, *who)
         title = "an adapter cannot reach the memory that its peers write to"
-        yield Candidate("ib.gdr", 0.5, title, events + other, *who)
+        yield Candidate("ib.gdr", 0.5, title, events + refused, *who)
 
 
 @diagnosis

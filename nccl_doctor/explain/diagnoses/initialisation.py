@@ -13,7 +13,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import WORK
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 
 
@@ -130,12 +129,12 @@ def first_work_never_ends(case: Case) -> Iterable[Candidate]:
     torch numbers a work once its communicator is set up, for which all ranks have to come: nobody is missing there. (Where
     init_process_group was given a device_id, the communicator is older than the work, and a rank may still be late.)
     """
-    waits = [item for item in case.work if item.hit is not None]
+    waits = case.waits
     by_group = Counter((item.group, item.operation, item.elements) for item in waits)
-    first = all(item.sequence == 1 and (item.completed or 0) <= 0 for item in waits)
+    first = all(item.sequence == 1 and item.completed <= 0 for item in waits)
     if not first or min(by_group.values(), default=0) < 2 or any(item.operation in ASYMMETRIC for item in waits):
         return
-    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    hits = [hit for item in waits for hit in item.hits]
     ranks = {item.rank for item in waits}
     causes: tuple[str, ...]
     if case.between_hosts or case.world > _GPUS_OF_A_HOST:
@@ -157,10 +156,9 @@ _MOVED = 0.1  # GB/s: with several ranks it is at least half as much on the bus,
 
 def _alone(row: Hit) -> str:
     """What a row of nccl-tests did (size, type, operation) whose one rank moved data, and none on the bus; else empty."""
-    found = BUSBW_ROW.search(row.text)
-    if found is None or float(found["busbw"]) > 0 or float(found["algbw"]) < _MOVED:
+    if float(row.groups["busbw"]) > 0 or float(row.groups["algbw"]) < _MOVED:
         return ""
-    return " ".join(row.text[found.start() : found.start("time")].split())
+    return " ".join(row.groups["test"].split())
 
 
 @diagnosis
@@ -274,9 +272,9 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
             final=True,
         )
         return
-    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if hit.line < other.line]
+    failed = [hit for hit in case.hits(*_VERSIONS_CLASH, "nccl-warn") if later(other, hit)]
     on = [last for name in _RAN for last in case.lasts(name) if later(last, other)]
-    if failed and on and not any(other.line < hit.line < on[0].line for hit in case.hits(*_VERSIONS_CLASH)):
+    if failed and on and not any(later(hit, other) and later(on[0], hit) for hit in case.hits(*_VERSIONS_CLASH)):
         title = f"fails with NCCL {bad}, and goes on with {good}"
         yield Candidate("sw.nccl-bug", 0.66, title, [*failed[:3], one, other, on[0]], cured=True)
 

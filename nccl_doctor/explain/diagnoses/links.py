@@ -14,9 +14,7 @@ from nccl_doctor.explain.diagnoses.speed import Lack, held_back, weighed
 from nccl_doctor.explain.diagnoses.tables import FEWEST, far_below, number, tables
 from nccl_doctor.explain.lines import by_file, hosts_of, just_below, place
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
-from nccl_doctor.explain.signatures.infiniband import PORT_RATE
-from nccl_doctor.explain.signatures.links import BIT_ERRORS, RECOVERED, SLOT
+from nccl_doctor.explain.signatures.links import RECOVERED
 from nccl_doctor.facts.gpu_models import find
 
 _HALF = 0.5  # of its kind's: no noise, and a kind of its own where it is on purpose
@@ -39,9 +37,9 @@ def _ports(case: Case) -> Iterator[Lack]:
     down = {(hit.file, hit.line + below) for hit in case.hits("port-state-down") for below in (1, 2, 3)}
     ports: dict[str, list[tuple[int, int, Hit]]] = {}
     for hit in case.hits("port-rate"):
-        found, head = PORT_RATE.search(hit.text), _above(hit, case.hits("port-listed"))
-        if found and place(hit) not in ethernet | down:  # one that is down tells the lowest rate of all
-            rate, lanes = int(found[1] or found[2]), int(found[3] or 0)
+        head = _above(hit, case.hits("port-listed"))
+        if place(hit) not in ethernet | down:  # one that is down tells the lowest rate of all
+            rate, lanes = int(hit.groups["rate"]), int(hit.groups.get("lanes", 0))
             ports.setdefault(head.groups["device"] if head else "", []).append((rate, lanes, hit))
     fastest = max((rate for listed in ports.values() for rate, _, _ in listed), default=0)
     for device, listed in ports.items():
@@ -82,7 +80,7 @@ def interface_of_lower_speed(case: Case) -> Iterable[Candidate]:
 
 def _slots(case: Case, name: str) -> list[tuple[float, Hit]]:
     """What the kernel tells of the PCIe bandwidth of network adapters, in Gb/s."""
-    return [(float(found[1]), hit) for hit in case.hits(name) if (found := SLOT.search(hit.text))]
+    return [(float(hit.groups["gbits"]), hit) for hit in case.hits(name)]
 
 
 def _narrow_slots(case: Case) -> Iterator[Lack]:
@@ -166,16 +164,15 @@ _RECOVERED = 5  # times a link had to be trained again: ib.link-downed.total the
 def _bit_errors(case: Case) -> Iterator[Lack]:
     """mlxlink: more bits are wrong after error correction than on any good link. The counters of ibqueryerrors and perfquery may be
     old: beside such a rate, or a complaint, they tell which port it is."""
-    rates = [(found[1], hit) for hit in case.hits("bit-errors") if (found := BIT_ERRORS.search(hit.text))]
-    bad = [(rate, hit) for rate, hit in rates if float(rate) > _BER]
+    bad = [hit for hit in case.hits("bit-errors") if float(hit.groups["rate"]) > _BER]
     counted = [
         hit
         for hit in case.hits("fabric-errors")
         if (found := RECOVERED.search(hit.text)) and int(found[1]) >= _RECOVERED
     ]
     if bad:
-        title = f"a link has a bit error rate of {bad[0][0]}: what it garbles is sent again"
-        yield Lack(title, [hit for _, hit in bad][:3], 0.68, 0.68, counted[:3])
+        title = f"a link has a bit error rate of {bad[0].groups['rate']}: what it garbles is sent again"
+        yield Lack(title, bad[:3], 0.68, 0.68, counted[:3])
     elif counted:
         yield Lack("a link was recovered again and again: what it garbles is sent again", counted[:3], 0.68)
 
@@ -237,13 +234,11 @@ def _tables(rows: list[Hit]) -> Iterable[list[tuple[int, float, Hit]]]:
     for hits in by_file(rows).values():
         table: list[tuple[int, float, Hit]] = []
         for hit in hits:
-            found = BUSBW_ROW.search(hit.text)
-            size = int(found["size"]) if found else 0
-            if found and table and size <= table[-1][0]:
+            size = int(hit.groups["size"])
+            if table and size <= table[-1][0]:
                 yield table
                 table = []
-            if found:
-                table.append((size, float(found["busbw"]), hit))
+            table.append((size, float(hit.groups["busbw"]), hit))
         yield table
 
 
@@ -251,9 +246,7 @@ def _tables(rows: list[Hit]) -> Iterable[list[tuple[int, float, Hit]]]:
 def collapse_at_large_sizes(case: Case) -> Iterable[Candidate]:
     """nccl-tests between hosts: large messages get a third of the bandwidth of smaller ones, or less. Packets are lost where
     several senders fill a switch's buffers: RoCE without PFC or ECN, or another set-up of the two ends."""
-    if case.nodes == 1 or (
-        not case.between_hosts and len({hit.groups["host"] for hit in case.hits("tests-device")}) == 1
-    ):
+    if case.nodes == 1:
         return
     lost = case.hits("packets-lost")
     for table in _tables(case.hits("busbw-row")):
@@ -287,9 +280,7 @@ def far_below_the_link(case: Case) -> Iterable[Candidate]:
         if (found := pattern.search(row.text)) and int(found[1]) >= _LARGE_MESSAGE
     ]
     links = [(float(hit.groups.get("speed") or 0) / 1000, hit) for hit in case.hits("link-speed") if "Mb/s" in hit.text]
-    links += [
-        (float(found[1] or found[2]), hit) for hit in case.hits("port-rate") if (found := PORT_RATE.search(hit.text))
-    ]
+    links += [(float(hit.groups["rate"]), hit) for hit in case.hits("port-rate")]
     links = [(speed, hit) for speed, hit in links if speed > 0]
     slots = _slots(case, "pcie-whole") + _slots(case, "pcie-limited")
     if tests and links:

@@ -11,7 +11,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
 from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.signatures.plugins import LACKS
 
 _VIRTUAL = re.compile(
     r"^(?:docker|virbr|br-|lxcbr|lxdbr|veth|cni|cali|flannel|tun|tap|wg|tailscale|zt|podman|kube-|vmnet|vboxnet|lo$|ppp|nerdctl|utun|cilium|weave|usb|vnic|dummy|ip6tnl|sit\d|gre\d|vxlan)"
@@ -42,9 +41,8 @@ def bootstrap_addresses(case: Case) -> Iterable[Candidate]:
     by_host: dict[str, Hit] = {}
     for hit in case.hits("bootstrap-using"):
         by_host.setdefault(hit.host, hit)
-    several = len(by_host) > 1 or case.nodes > 1
     lost = [*case.hits(*_FAILING), *(hit for hit in case.hits("connect-retry") if _UNANSWERED.search(hit.text))][:3]
-    if not several or _joined_across_hosts(case) or not lost:
+    if case.nodes < 2 or _joined(case) or not lost:
         return
     by_address: dict[str, list[Hit]] = defaultdict(list)
     for hit in by_host.values():
@@ -82,20 +80,13 @@ def _inside_a_host(interface: str, address: str) -> bool:
 _BEYOND_BOOTSTRAP = re.compile(r"cliqueSize|\btransport/(?:p2p|shm|nvls)\.cc:|\bmnnvl\.cc:")
 
 
-def _joined_across_hosts(case: Case) -> bool:
-    """Whether a communicator over several hosts was completed, or got beyond its bootstrap: then the addresses work.
+def _joined(case: Case) -> bool:
+    """Whether a communicator was completed, or got beyond its bootstrap: then the addresses work.
 
     That ranks share a GPU or run different versions, or that MNNVL does not work among them, NCCL knows from all of them.
     """
-    compared = any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
-    return (
-        compared
-        or len(hosts_of(case.hits("nccl-init-complete"))) > 1
-        or (
-            case.nodes > 1
-            and case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
-        )
-    )
+    beyond = case.has("nccl-init-complete", "channel-net", "nccl-nodes", "nccl-mismatch", "duplicate-gpu")
+    return beyond or any(_BEYOND_BOOTSTRAP.search(hit.text) for hit in case.hits("imex", "nccl-warn"))
 
 
 @diagnosis
@@ -269,6 +260,19 @@ _EFA_REFUSED = re.compile(
 _EFA_NEVER = re.compile(r"never (?:received|established)|Unreachable remote", re.IGNORECASE)
 
 
+def _of_slingshot(hit: Hit) -> bool:
+    """Whether a failed request is one of HPE Slingshot's adapters: they tell a return code, EFA tells a sentence."""
+    return "UNDELIVERABLE" in hit.text
+
+
+@diagnosis
+def slingshot_could_not_deliver(case: Case) -> Iterable[Candidate]:
+    """A Slingshot adapter sent a message again and again and got no answer: the peer's adapter is not reached, or its node is gone."""
+    hits = [hit for hit in case.hits("ofi-error") if _of_slingshot(hit)]
+    title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
+    yield from rivals({"ib.retry-exceeded": 0.62, "net.peer-lost": 0.45}, title, hits, *speakers(hits))
+
+
 @diagnosis
 def efa_request_failed(case: Case) -> Iterable[Candidate]:
     """EFA requests fail on several live ranks at their first traffic: the security group lets TCP pass but not EFA.
@@ -278,13 +282,7 @@ def efa_request_failed(case: Case) -> Iterable[Candidate]:
     steps, the network had let it through.
     """
     hits = case.hits("ofi-error")
-    if not hits:
-        return
-    # A return code of Slingshot's adapters; what EFA says is a sentence.
-    slingshot = [hit for hit in hits if "UNDELIVERABLE" in hit.text]
-    if slingshot:
-        title = "a Slingshot adapter could not deliver: the peer's adapter is not reached, or its node is gone"
-        yield from rivals({"ib.retry-exceeded": 0.62, "net.peer-lost": 0.45}, title, slingshot, *speakers(slingshot))
+    if not hits or any(map(_of_slingshot, hits)):
         return
     places = {(hit.host, hit.rank) for hit in hits}
     gone, silent, never = (
@@ -487,8 +485,7 @@ def plugin_lacks_a_library(case: Case) -> Iterable[Candidate]:
     NCCL takes TCP sockets. Where it takes its own InfiniBand instead, the plugin was not needed."""
     hits = case.hits("plugin-lacks")
     if hits and case.sockets:
-        found = LACKS.search(hits[0].text)
-        title = f"the network plugin cannot be loaded: {found[1] if found else 'a library'} is missing; NCCL takes TCP sockets"
+        title = f"the network plugin cannot be loaded: {hits[0].groups['library']} is missing; NCCL takes TCP sockets"
         rows = case.hits("busbw-row")[-2:]
         proof = [*hits[:4], *case.sockets[:2], *rows]
         yield Candidate("net.plugin", 0.84 if rows else 0.7, title, proof, hosts=hosts_of(hits))

@@ -10,7 +10,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import topics
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
-from nccl_doctor.explain.lines import hosts_of, place
+from nccl_doctor.explain.lines import hosts_of, later, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 
@@ -101,7 +101,7 @@ _TESTS: tuple[tuple[str, str], ...] = (
 
 def _cells_below(case: Case, hit: Hit) -> list[tuple[Hit, str]]:
     """The lines below a row of dcgmi diag that say what failed in the same test, and their words."""
-    rows = [row for row in case.hits("dcgm-row-rows") if row.file == hit.file and row.line > hit.line]
+    rows = [row for row in case.hits("dcgm-row-rows") if later(row, hit)]
     # From the right: what a collector puts before a line may have such strokes too.
     cells = [(row, row.text.rstrip().rsplit("|", 3)[1:]) for row in rows]
     below = itertools.takewhile(

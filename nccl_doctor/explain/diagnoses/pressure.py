@@ -10,11 +10,11 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.speed import Lack, too_slow, weighed
 from nccl_doctor.explain.diagnoses.steps import last_waited, starving
-from nccl_doctor.explain.diagnoses.tables import cells, number, tables
+from nccl_doctor.explain.diagnoses.tables import SCALE, cells, number, tables
 from nccl_doctor.explain.lines import came_after, hosts_of, just_below
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
-from nccl_doctor.explain.signatures.pressure import CPU_TIMES, KSWAPD, READ_RATE, SAVED, TOP_MEMORY, TOP_SWAP
+from nccl_doctor.explain.signatures.pressure import SAVED, TOP_MEMORY, TOP_SWAP
 
 _FILES, _CPUS, _CPU_PAGE = "sys.clock-or-dns-or-fs", "sys.container", "sys.cpu-limit"
 
@@ -76,8 +76,7 @@ def _storage(case: Case) -> Iterator[Lack]:
             title = f"the cores wait for disks or file systems in {waiting:.0f} % of their time"
             yield Lack(title, [hit], 0.46, 0.46)
     for hit in case.hits("read-rate"):
-        found = READ_RATE.search(hit.text)
-        rate = _amount("".join(found.groups()).upper()) if found else 0.0
+        rate = _amount(hit.groups["rate"].replace(" ", "").upper())
         if 0 < rate < _SLOW_READ:
             yield Lack(f"the data is read at {rate / 1e6:.1f} MB/s", [hit], 0.6)
     if unstable := case.hits("tsc-unstable"):
@@ -94,7 +93,6 @@ def storage_is_slow(case: Case) -> Iterable[Candidate]:
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?$")
-_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _NOTHING_LEFT = 0.02  # of the host's memory
 _SWAP_FULL = 0.9
 _PERCENT = re.compile(r"CPU Virtual Memory:.*?(\d+(?:\.\d+)?) ?%")
@@ -122,7 +120,7 @@ def _sizes(case: Case) -> Iterator[tuple[float, float, float, float, list[Hit]]]
 
 def _amount(cell: str) -> float:
     found = _AMOUNT.match(cell)
-    return float(found[1]) * _SCALE[found[2]] if found else 0.0
+    return float(found[1]) * SCALE[found[2]] if found else 0.0
 
 
 def _memory(case: Case) -> Iterator[Lack]:
@@ -138,9 +136,10 @@ def _memory(case: Case) -> Iterator[Lack]:
         if percent and float(percent[1]) >= _USED_UP and not goes_on:
             yield Lack(f"the host's memory is used up: {percent[1]} % of it", [hit], 0.46, 0.46)
     for hit in case.hits("kswapd"):
-        found = KSWAPD.search(hit.text)
-        if found and float(found[1]) >= _HARD_AT_WORK:
-            title = f"the kernel looks for memory to give away all the time (kswapd: {found[1]} % of a core)"
+        if float(hit.groups["percent"]) >= _HARD_AT_WORK:
+            title = (
+                f"the kernel looks for memory to give away all the time (kswapd: {hit.groups['percent']} % of a core)"
+            )
             yield Lack(title, [hit], 0.6, 0.6)
     rates = [(found, hit) for hit in case.hits("vmstat-rows") if (found := _VMSTAT.search(hit.text))]
     busy = [(int(found[1]), hit) for found, hit in rates if min(int(found[1]), int(found[2])) >= _SWAPPED]
@@ -169,8 +168,7 @@ def _cores(case: Case) -> Iterator[Lack]:
     for share, hits in _stalled(case, "cpu", "some", 90.0):  # on any busy host some task waits for a core
         yield Lack(f"tasks wait for a core in {share:.0f} % of the time", hits, 0.66, 0.44)
     for hit in case.hits("cpu-times"):
-        found = CPU_TIMES.search(hit.text)
-        idle, stolen = (float(found[1]), float(found[2])) if found else (100.0, 0.0)
+        idle, stolen = (float(hit.groups[share]) for share in ("idle", "stolen"))
         if stolen >= _STOLEN:
             yield Lack(f"the hypervisor gives {stolen:.0f} % of the cores' time to others", [hit], 0.64, 0.64)
         elif idle <= _NO_IDLE:

@@ -15,18 +15,19 @@ from nccl_doctor.explain.model import Hit
 
 # 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
 _THIS_NETWORK = re.compile(r"(?<![\d.])0\.(?!0\.0\.0\b)(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?![\d.])")
+_STORE_NOT_REACHED = ("master-unreachable", "master-timeout", "master-refused")
 
 
 @diagnosis
 def numeric_hostname(case: Case) -> Iterable[Candidate]:
     """A host name of digits only: resolvers read it as an IPv4 address (``6841231`` is 0.104.99.143), which is told instead at times."""
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+    for hit in case.hits(*_STORE_NOT_REACHED):
         host = hit.groups.get("host", "")
         if re.fullmatch(r"\d{3,10}|0x[0-9a-fA-F]+", host):
             title = f"the host name {host} is read as a number, that is as an IPv4 address"
             yield Candidate("net.hostname-resolution", 0.92, title, [hit], final=True)
             return
-    for hit in case.hits("server-awaited", "master-unreachable", "master-timeout", "master-refused"):
+    for hit in case.hits("server-awaited", *_STORE_NOT_REACHED):
         if found := _THIS_NETWORK.search(hit.text):
             number = sum(int(part) << shift for part, shift in zip(found.groups(), (16, 8, 0), strict=True))
             title = f"no host can have the address {found[0]}: it is what resolvers make of a host name {number}"
@@ -80,7 +81,7 @@ def master_is_loopback(case: Case) -> Iterable[Candidate]:
     Docker's and libvirt's bridges have the same address on every host that has them. Where only one host is seen, no network
     lies between its ranks: rank 0 has not opened its store, which is no matter of addresses.
     """
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+    for hit in case.hits(*_STORE_NOT_REACHED):
         host = hit.groups.get("host", "")
         named = [line for line in case.hits("loopback-name") if host in line.groups["names"].split()]
         if named and host != "localhost":
@@ -179,7 +180,7 @@ def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
         elif (found := _ENTRY.search(hit.text)) and not is_loopback(found["address"]):
             for name in found["names"].split():
                 answers[name][hit.host or whose].setdefault(found["address"], hit)
-    for hit in case.hits("master-unreachable", "master-timeout", "master-refused"):
+    for hit in case.hits(*_STORE_NOT_REACHED):
         name = hit.groups.get("host", "").strip("[]")
         told = answers.get(name, {}).values()
         if any(one.keys().isdisjoint(other) for one in told for other in told):

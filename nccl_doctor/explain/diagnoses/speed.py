@@ -12,12 +12,12 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
-from nccl_doctor.explain.lines import hosts_of, in_order, place, shortened
+from nccl_doctor.explain.lines import hosts_of, in_order, later, place, shortened
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import pace, prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.readers.pace import SLOWER
-from nccl_doctor.explain.signatures.facts import COMMAND, EARLIER_RUN, EXPECTATION, NODES_HEADING, RESULT
+from nccl_doctor.explain.signatures.facts import EARLIER_RUN, EXPECTATION
 
 _OUGHT = re.compile("|".join(EXPECTATION), re.I)
 _PER = r"(?:[a-z]{1,20}/s(?:ec\w*)?|[KMGT]i?B(?:ps|/s)|[KMG]b(?:it)?(?:ps|/s)|m?s(?:ec)?/(?:it|step|iter\w*))"
@@ -59,7 +59,7 @@ def _times_too_slow(case: Case, hit: Hit) -> float | None:
 def _last_step(case: Case, unit: str, hit: Hit) -> float:
     """What the last step before this line tells in the unit that the line expects something in; 0 where none tells it so."""
     told = re.compile(rf"\b{re.escape(unit)}[=:]\s?({_NUMBER})|({_NUMBER})\s?{re.escape(unit)}")
-    steps = [step for step in (*case.hits("progress"), *case.tail) if step.file == hit.file and step.line < hit.line]
+    steps = [step for step in (*case.hits("progress"), *case.tail) if later(hit, step)]
     values = [_plain(found.group(1) or found.group(2)) for step in steps if (found := told.search(step.text))]
     return values[-1] if values else 0.0
 
@@ -207,13 +207,11 @@ _ONE_HOST = 1.5  # times: what no two hosts of a kind differ by
 def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
     """The same benchmark was run on two hosts, as their shells' prompts tell, and one reaches far less in a second."""
     reached: dict[tuple[str, str], dict[str, tuple[float, Hit]]] = {}  # command and result -> host -> what it reached
-    commands = [(hit, found) for hit in case.hits("command-on-host") if (found := COMMAND.search(hit.text))]
     for hit in case.hits("result-told"):
-        typed = [found for head, found in commands if head.file == hit.file and head.line < hit.line]
-        result = RESULT.search(hit.text)
-        if typed and result and float(result["rate"]):
-            rates = reached.setdefault((typed[-1]["command"], result["name"]), {})
-            rates[typed[-1]["host"]] = float(result["rate"]), hit
+        typed = [command.groups for command in case.hits("command-on-host") if later(hit, command)]
+        if typed and float(hit.groups["rate"]):
+            rates = reached.setdefault((typed[-1]["command"], hit.groups["name"]), {})
+            rates[typed[-1]["host"]] = float(hit.groups["rate"]), hit
     for (_, name), rates in reached.items():
         if len(rates) < 2:
             continue
@@ -241,8 +239,8 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
         paces = [
             (time, hit) for hit in below(head, headings, steps) for unit, time in _paces(hit.text)[:1] if unit == "step"
         ]
-        found = NODES_HEADING.search(head.text)
-        nodes = (_IN_WORDS_NODES.get(found[1].lower()) or int(found[1])) if found else 0
+        told = head.groups["nodes"]
+        nodes = _IN_WORDS_NODES.get(told.lower()) or int(told)
         if len(paces) >= (1 if nodes == 1 else _SOME_STEPS):
             runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
     alone = [run for run in runs if run[0] == 1]

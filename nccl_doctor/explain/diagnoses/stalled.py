@@ -12,7 +12,6 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import ending, later, place, ranks_of
 from nccl_doctor.explain.model import Role
-from nccl_doctor.explain.signatures.facts import BUSBW_ROW
 from nccl_doctor.explain.watchdogs import ASYMMETRIC
 from nccl_doctor.facts.fold import ranges
 
@@ -23,9 +22,8 @@ _ON_A_HOST = ("gpu.p2p", "gpu.nvlink", "sw.nccl-bug")
 
 def _on_the_way(case: Case, passed: bool) -> tuple[tuple[str, ...], str]:
     """What may hold all data back, and where, in a communicator whose connections stand; ``passed``: once it went through."""
-    tested = len({hit.groups["host"] for hit in case.hits("tests-device")})
-    if tested <= 1 and not case.between_hosts:
-        return _ON_A_HOST, _INSIDE if case.nodes == 1 or tested else ""
+    if not case.between_hosts:
+        return _ON_A_HOST, _INSIDE if case.nodes == 1 else ""
     used = " ".join(hit.text for hit in case.hits("channel-net"))
     if "NET/IB" in used or case.has("net-ib-using"):
         verbs = ("ib.port-down", "ib.retry-exceeded") if passed else ("ib.retry-exceeded", "net.mtu")
@@ -40,17 +38,17 @@ def later_work_never_ends(case: Case) -> Iterable[Candidate]:
     All had launched it, so no program went another way. Its data did not pass, or the GPU of one rank never came to it: the
     launch is no proof that the kernel ran. Which, the flight recorder's times, NCCL's warnings and the path's tests tell.
     """
-    waits = [item for item in case.work if item.hit is not None]
+    waits = case.waits
     calls = Counter((item.group, item.sequence, item.operation, item.elements) for item in waits)
     ranks = {item.rank for item in waits}
     alike = len(calls) == len({item.group for item in waits}) and min(calls.values(), default=0) > 1
-    behind = any(item.hit is None or (item.enqueued or 0) < (item.sequence or 0) for item in case.work)
-    first = any((item.sequence or 0) <= 1 for item in waits)
+    behind = any(item.hit is None or item.enqueued < item.sequence for item in case.work)
+    first = any(item.sequence <= 1 for item in waits)
     if not alike or behind or first or len(ranks) < case.world or any(item.operation in ASYMMETRIC for item in waits):
         return
     causes, where = _on_the_way(case, case.has("progress"))
     title = f"all {len(ranks)} ranks had launched the collective that they wait in: no data passes{where}, or one GPU never came to it"
-    hits = [hit for item in waits for hit in (item.hit, item.status_hit) if hit]
+    hits = [hit for item in waits for hit in item.hits]
     yield from rivals(falling(causes, 0.4, 0.03), title, hits, ranks)
 
 
@@ -67,11 +65,11 @@ def tests_stop_at_a_size(case: Case) -> Iterable[Candidate]:
     ends = {place(hit) for hit in stopped}
     if any(later(hit, last[0]) and place(hit) not in ends for hit in trouble.lines(case)):
         return
-    size = BUSBW_ROW.search(last[0].text)
+    size = last[0].groups.get("size")
     causes, where = _on_the_way(case, passed=False)
-    if size is None:
+    if not size:
         causes = causes if where == _INSIDE else ("net.firewall", "net.wrong-interface", "ib.qp-connect")
-    came = f"came up to {size['size']} bytes" if size else "gave no result"
+    came = f"came up to {size} bytes" if size else "gave no result"
     title = f"nccl-tests {came}: " + (f"it stood still{where}" if stopped else f"it hangs{where}, or its log was cut")
     hits = [*last, *case.hits("tests-range")[-1:], *stopped[:1]]
     yield from rivals(falling(causes, 0.4, 0.03), title, hits)

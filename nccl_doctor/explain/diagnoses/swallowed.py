@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
+from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import came_after, ranks_of
-
-_WAITS = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "barrier-wrapper", "fingerprint-mismatch")
 
 
 @diagnosis
@@ -20,7 +19,7 @@ def swallowed_exception(case: Case) -> Iterable[Candidate]:
     """
     hits = [hit for hit in case.hits("swallowed-exception") if hit.rank is not None]
     ranks = ranks_of(hits)
-    waits = case.hits(*_WAITS)
+    waits = case.hits(*GAVE_UP, "fingerprint-mismatch")
     if not ranks or not waits or case.world < 2 or len(ranks) >= case.world:
         return
     if any(came_after(hit, waits[0]) for hit in hits[:1]):

@@ -37,6 +37,7 @@ def number(cell: str) -> float:
         return 0.0
 
 
+SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # of the prefixes of units
 FEWEST = 4  # of fewer, which one is odd cannot be told
 
 

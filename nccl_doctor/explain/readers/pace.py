@@ -46,7 +46,7 @@ _PART = re.compile(
     r"data|load|fwd|forward|bwd|backward|comm|opt(?:im)?|sync|reduce|gather|all_?to_?all|h2d|wait|input|dispatch|combine",
     re.IGNORECASE,
 )
-_TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
+TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
 _MAY_TELL = re.compile(r"tim|ms|sec|took| in \d|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
 # What a job does at a time; told in the rows themselves, or in between.
 _LOAD = re.compile(
@@ -140,7 +140,7 @@ def name_of(text: str, number: re.Match[str]) -> str:
 def _kinds(name: str) -> tuple[bool, bool, bool]:
     """Whether it names a rate, the time of a whole step, or that of a part of it."""
     rate = bool(_RATE.search(name)) and not _PER_STEP.search(name)
-    return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and _TIME.search(name))
+    return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and TIME.search(name))
 
 
 def is_time(name: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from nccl_doctor.explain.readers import prefix, records
-from nccl_doctor.explain.readers.pace import NUMBER, SERVES, by_shape, name_of, short, value_of
+from nccl_doctor.explain.readers.pace import NUMBER, SERVES, TIME, by_shape, name_of, short, value_of
 
 SIGNATURE = "speaker-apart"  # of the hits that are made of it
 _FEWEST = 4  # speakers: of fewer, which one is odd cannot be told
@@ -27,7 +27,6 @@ _NOTHING = 0.05  # of the longest time that a row tells
 _OF_A_STEP = 0.2  # less of the longest time that a row tells costs the step little
 _RANK = re.compile(r"\brank[ =:#]{0,2}(\d{1,6})\b", re.IGNORECASE)
 _HOST = re.compile(r"\W{0,4}([A-Za-z][A-Za-z_-]*\d[\w.-]*)[ :,|\t]")
-_TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
 _RATE = re.compile(r"\s?(TFLOPS?|GFLOPS?|TFLOP/s|[GM]i?[Bb]/s(?:ec)?|(?:tokens?|samples|img|images)/s(?:ec)?)\b")
 # Who waits for others waits the less the later it comes itself; of a whole step all need the same.
 _WAITING = re.compile(
@@ -80,7 +79,7 @@ def _tells(raw: bytes) -> bool:
     """Whether a row has a number that is the rank's own: a part of its step, or a rate."""
     text = raw.decode("utf-8", "replace")
     names = [(name_of(text, found), _RATE.match(text, found.end())) for found in NUMBER.finditer(text)]
-    return any(unit or (_TIME.search(name) and not _WAITING.search(name)) for name, unit in names)
+    return any(unit or (TIME.search(name) and not _WAITING.search(name)) for name, unit in names)
 
 
 def _text(raw: bytes) -> str:
@@ -104,7 +103,7 @@ def _odd_one(rows: dict[str, list[tuple[int, bytes]]]) -> Iterator[Apart]:
     if " NCCL " in first or SERVES.search(first):
         return
     told: list[tuple[float, str, float, float, str]] = []  # how far, who, its and the others' number, what
-    times = {at: _middles(texts, at, len(names)) for at, (name, _) in enumerate(names) if _TIME.search(name)}
+    times = {at: _middles(texts, at, len(names)) for at, (name, _) in enumerate(names) if TIME.search(name)}
     longest = max((max(each.values()) for each in times.values() if each), default=0.0)
     for at, (name, unit) in enumerate(names):
         middles = times.get(at) or (_middles(texts, at, len(names)) if unit else {})

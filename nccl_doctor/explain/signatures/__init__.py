@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -32,7 +33,8 @@ class Signature(msgspec.Struct, frozen=True):
     """One message of one program.
 
     ``cause`` is the id it points to (for a symptom: the id it would point to if nothing better is found), ``why``
-    says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line),
+    says what it proves and its limits, ``where`` refuses lines that only look alike (pure, of groups and line), ``pattern`` is what
+    the line has to hold besides, where a template is too coarse: its named groups are the hit's, too;
     ``title`` is the sentence shown for the cause, with ``{group}`` holes. ``page`` is the playbook that mends just this, where
     the cause's own is about more. A ``SYMPTOM``'s ``fold`` is the phrase under
     which its lines are counted. ``sampled`` signatures (progress) are not searched in every line, only in samples.
@@ -54,6 +56,7 @@ class Signature(msgspec.Struct, frozen=True):
     wake: tuple[str, ...] = ()
     rows: int = 0
     every: bool = False
+    pattern: re.Pattern[str] | None = None
 
     def match(self, line: str, templates: Iterable[Template] | None = None) -> dict[str, str] | None:
         """The contents of the holes if one of the wordings (or of these) is in ``line`` and the guard agrees."""
@@ -69,8 +72,12 @@ class Signature(msgspec.Struct, frozen=True):
             return None
         for template in self.templates if templates is None else templates:
             groups = template.match(line)
-            if groups is not None and (self.where is None or self.where(groups, prefix.parse(line).body)):
-                return groups
+            if groups is None:
+                continue
+            body = prefix.parse(line).body if self.where or self.pattern else ""
+            found = self.pattern.search(body) if self.pattern else None
+            if (found or not self.pattern) and (self.where is None or self.where(groups, body)):
+                return groups | found.groupdict("") if found else groups
         return None
 
 
@@ -92,6 +99,7 @@ def says(
     wake: tuple[str, ...] = (),
     rows: int = 0,
     every: bool = False,
+    pattern: re.Pattern[str] | None = None,
 ) -> None:
     """Declare a signature. Without ``role`` it is a cause if it names one, else a fact.
 
@@ -106,7 +114,7 @@ def says(
         raise ValueError(f"signature {name}: what wakes it has fewer than four letters, too few to look for")
     templates = tuple(Template(text) for text in texts)
     _SIGNATURES[name] = Signature(
-        name, chosen, templates, why, cause, strength, title, page, fold, where, sampled, wake, rows, every
+        name, chosen, templates, why, cause, strength, title, page, fold, where, sampled, wake, rows, every, pattern
     )
 
 

@@ -94,7 +94,7 @@ says(
     "desync-started",
     "[{ranks}] started {operation}",
     why="The desync report's snapshot: in which operation these ranks stand.",
-    where=lambda groups, line: _STARTED.search(line) is not None,
+    pattern=_STARTED,
 )
 says(
     "ddp-unused",
@@ -364,7 +364,7 @@ says(
     strength=0.86,
     title="the gradients of rank {rank} are not finite",
     why="fairseq calls norms inconsistent, too, where they are NaN or infinite on every rank: too long a step, fp16's range, or the data.",
-    where=lambda groups, line: _NORM_OF_RANK.search(line) is not None,
+    pattern=_NORM_OF_RANK,
     wake=(" = nan", " = inf", " = -inf"),
 )
 says(

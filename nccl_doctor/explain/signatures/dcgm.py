@@ -34,7 +34,7 @@ says(
     "| Fail",
     "system {}| Warning",
     why="A row of dcgmi diag or dcgmi health that failed; its first cell names the test, the lines below say what was found.",
-    where=lambda groups, line: re.search(r"\|\s*(?:Fail(?:ure)?|Warning)\b", line) is not None,
+    pattern=re.compile(r"\|\s*(?:Fail(?:ure)?|Warning)\b"),
     rows=8,
 )
 says(

@@ -93,7 +93,7 @@ says(
     strength=0.94,
     title="the GPU driver's kernel module is not loaded",
     why="It was not built for this kernel, Secure Boot refuses it (a key that was rejected), nouveau holds the GPU, or it found no GPU that answers.",
-    where=lambda groups, line: _OF_A_GPU.search(line) is not None,
+    pattern=_OF_A_GPU,
 )
 says(
     "no-code-for-the-gpu",

@@ -6,11 +6,11 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Role
 from nccl_doctor.explain.signatures import says
 
-BUSBW_ROW = re.compile(
-    r"(?<![\w.])(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?"
-    r"(?P<time>\d+(?:\.\d+)?)\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
+_BUSBW_ROW = re.compile(
+    r"(?<![\w.])(?P<test>(?P<size>\d{1,14})\s+\d{1,13}\s+(?:float|double|half|bfloat16|bf16|u?int\d+|fp8\w*|f8\w*)\s+(?:\w+\s+)?(?:-?\d+\s+)?)"
+    r"\d+(?:\.\d+)?\s+(?P<algbw>\d+\.\d+)\s+(?P<busbw>\d+\.\d+)"
 )
-TESTS_LARGEST = re.compile(r"_perf\b.{0,200}? (?:-e|--maxbytes)[ =]?(?P<number>\d{1,14})(?P<unit>[KMGkmg]?)\b")
+_TESTS_LARGEST = re.compile(r"_perf\b.{0,200}? (?:-e|--maxbytes)[ =]?(?P<number>\d{1,14})(?P<unit>[KMGkmg]?)\b")
 # Somebody's words of a job: a library that speaks of slowness advises, or warns of what may be.
 _TIMES = re.compile(
     r"\b(?:time|latency|duration)\b.{0,30}?(?<![\d.])(?:[2-9]|\d\d+)(?:\.\d+)?x (?:the )?(?:reference|baseline)",
@@ -187,12 +187,6 @@ says(
     why="Only an agent that has joined a rendezvous sends these.",
 )
 says(
-    "rank-by-hand",
-    "set RANK=",
-    "set WORLD_SIZE=",
-    why="Somebody sets by hand what a launcher sets.",
-)
-says(
     "env-set",
     *(
         f"{name}={{value:word}}"
@@ -296,7 +290,7 @@ says(
     "int32 ",
     "int64 ",
     why="A result row of nccl-tests: size, count, type, operation, root, then time, algbw and busbw.",
-    where=lambda groups, line: BUSBW_ROW.search(line) is not None,
+    pattern=_BUSBW_ROW,
     every=True,  # sizes and bandwidths differ in digits alone
 )
 says(
@@ -324,7 +318,7 @@ says(
     "tests-command",
     "_perf {options}",
     why="The command line of an nccl-test, with its largest size.",
-    where=lambda groups, line: TESTS_LARGEST.search(line) is not None,
+    pattern=_TESTS_LARGEST,
 )
 says(
     "tests-device",
@@ -351,7 +345,7 @@ says(
     "Tesla {model:word}",
     sampled=True,
     why="A GPU's model.",
-    where=lambda groups, line: re.search(r"H100|H20|A10|B[23]00|V100|[AH]800|L4|RTX|A40|GB10|T4", line) is not None,
+    pattern=re.compile(r"H100|H20|A10|B[23]00|V100|[AH]800|L4|RTX|A40|GB10|T4"),
 )
 says("gloo-connected", "init.cc {}gloo", "Gloo connectFullMesh", "ProcessGroupGloo", why="Gloo takes part.")
 says(
@@ -394,7 +388,7 @@ says(
     "shm-full",
     "% /dev/shm",
     why="df: how full /dev/shm is.",
-    where=lambda groups, line: re.search(r"\b(?:9[5-9]|100)% /dev/shm", line) is not None,
+    pattern=re.compile(r"\b(?:9[5-9]|100)% /dev/shm"),
 )
 says(
     "disk-full-listing",
@@ -469,7 +463,7 @@ says(
     *EXPECTATION,
     sampled=True,
     why="Somebody writes beside a measured rate or time what it ought to be.",
-    where=lambda groups, line: re.search(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)", line) is not None,
+    pattern=re.compile(r"\d.{0,20}(?:/s|ps|s/it|/step|/iter)"),
 )
 EARLIER_RUN = (
     "last week",
@@ -511,9 +505,9 @@ says(
     *EARLIER_RUN,
     sampled=True,
     why="Somebody writes what an earlier run reached, or how long its steps took.",
-    where=lambda groups, line: re.search(r"\d", line) is not None,
+    pattern=re.compile(r"\d"),
 )
-COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
+_COMMAND = re.compile(r"(?:^|\s)[\w.-]{1,32}@(?P<host>[\w.-]{1,64})[:\s][^$#]{0,80}[$#] (?P<command>\S.{3,600})$")
 says(
     "command-on-host",
     "bench",
@@ -524,9 +518,9 @@ says(
     sampled=True,
     every=True,
     why="A shell's prompt that names its host, and the command that was typed there.",
-    where=lambda groups, line: COMMAND.search(line) is not None,
+    pattern=_COMMAND,
 )
-RESULT = re.compile(r"(?P<name>[A-Z][A-Za-z ]{3,60}(?: \([\w/ ]{2,40}\))?):\s+(?P<rate>\d{1,15}(?:\.\d{1,9})?)\W*$")
+_RESULT = re.compile(r"(?P<name>[A-Z][A-Za-z ]{3,60}(?: \([\w/ ]{2,40}\))?):\s+(?P<rate>\d{1,15}(?:\.\d{1,9})?)\W*$")
 says(
     "result-told",
     "hroughput (",
@@ -534,11 +528,11 @@ says(
     sampled=True,
     every=True,
     why="A benchmark's summary: what it reached in a second.",
-    where=lambda groups, line: RESULT.search(line) is not None,
+    pattern=_RESULT,
 )
 # "# two nodes, same batch": what somebody writes above a part of what he shows.
-NODES_HEADING = re.compile(
-    r"(?:^|\s|\W\")[#=*>-]{1,12}\s+(?:[^\d:]{0,40}\b)?(single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
+_NODES_HEADING = re.compile(
+    r"(?:^|\s|\W\")[#=*>-]{1,12}\s+(?:[^\d:]{0,40}\b)?(?P<nodes>single|one|two|three|four|eight|\d{1,4})[ -](?:node|host|machine|server)s?\b.{0,80}$",
     re.IGNORECASE,
 )
 says(
@@ -551,7 +545,7 @@ says(
     sampled=True,
     every=True,
     why="A heading that somebody put above the steps of one of several runs: over how many nodes it went.",
-    where=lambda groups, line: NODES_HEADING.search(line) is not None,
+    pattern=_NODES_HEADING,
 )
 says(
     "slow-complaint",

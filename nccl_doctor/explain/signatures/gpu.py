@@ -202,9 +202,7 @@ says(
     strength=0.64,
     title="a GPU counts uncorrectable memory errors, or a row waits to be remapped",
     why="nvidia-smi -q: uncorrectable errors are counted, or a remapping is pending until the GPU is reset. The aggregate counters also hold errors of long ago.",
-    where=lambda groups, line: (
-        re.search(r"(?:Pending|RAM Uncorrectable[ \w-]{0,20}?) *: (?:Yes|[1-9])", line) is not None
-    ),
+    pattern=re.compile(r"(?:Pending|RAM Uncorrectable[ \w-]{0,20}?) *: (?:Yes|[1-9])"),
 )
 
 

@@ -509,7 +509,7 @@ says(
     " Killed ",
     role=H,
     why="A shell script ended a helper that it had started (a monitor, a viewer), as it does when the work is over.",
-    where=lambda groups, line: _HELPER.search(line) is not None,
+    pattern=_HELPER,
 )
 says(
     "pcie-saves-power",

@@ -20,7 +20,7 @@ _COMPLETION = (
 
 
 # ibstat's and ibstatus' rate of a port: Gbit/s, and the number of its lanes where that is told ("50 Gb/sec (1X HDR)").
-PORT_RATE = re.compile(r"(?:(?<![a-z] )Rate: (\d+)\s*$|\brate:\s+(\d+) Gb/sec \((\d+)X)")
+_RATE_ALONE = re.compile(r"(?<![a-z] )Rate: \d+\s*$")
 _STATUS = {number: name for number, name, *_ in COMPLETIONS}
 
 
@@ -184,10 +184,10 @@ says(
 )
 says(
     "port-rate",
-    "Rate: {gbits:int}",
-    " Gb/sec ({lanes}",
+    "Rate: {rate:int}",
+    "rate:{rate:int} Gb/sec ({lanes:int}X",
     why="The rate of an RDMA port (ibstat, ibstatus), in Gbit/s.",
-    where=lambda groups, line: PORT_RATE.search(line) is not None,
+    where=lambda groups, line: "lanes" in groups or _RATE_ALONE.search(line) is not None,
     every=True,  # of which adapter, the lines above tell
 )
 says(
@@ -256,9 +256,7 @@ says(
     "LinkDownedCounter",
     "link_downed",
     why="The counter grows since it was last cleared; a port whose link goes down again and again loses its connections.",
-    where=lambda groups, line: (
-        re.search(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)", line) is not None
-    ),
+    pattern=re.compile(r"(?:LinkDownedCounter|link_downed\w{0,20})\W{1,40}(?:[5-9]|\d\d)"),
 )
 says("adapter-full", "limits exceeded(0x8)", why="The adapter's firmware refuses to make another object of a kind.")
 says(
@@ -465,7 +463,7 @@ says(
     strength=0.9,
     title="memory could not be registered with the adapter: the locked-memory limit is too small",
     why="Registration or queue creation fails with ENOMEM: RLIMIT_MEMLOCK of the process (not of your shell) is too small.",
-    where=lambda groups, line: re.search(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b", line) is not None,
+    pattern=re.compile(r"Cannot allocate memory|errno 12|ENOMEM|error=12\b"),
 )
 says(
     "reg-mr-again",
@@ -477,7 +475,7 @@ says(
     title="the adapter has no memory keys left for a registration (EAGAIN)",
     why="EAGAIN, where the limit on locked memory gives ENOMEM: the adapter, or its share of a virtual function, has no more keys. Fewer or larger registrations "
     "help (a cache of them in each of many processes uses them up).",
-    where=lambda groups, line: re.search(r"Resource temporarily unavailable|EAGAIN|errno 11\b", line) is not None,
+    pattern=re.compile(r"Resource temporarily unavailable|EAGAIN|errno 11\b"),
 )
 says(
     "reg-mr-unsaid",
@@ -489,7 +487,7 @@ says(
     "Couldn't allocate MR",  # perftest
     "Couldn't allocate PD",
     why="Older NCCL does not say why verbs refused: mostly the locked-memory limit, else GPUDirect.",
-    where=lambda groups, line: _SAYS_NO_REASON.search(line) is not None,
+    pattern=_SAYS_NO_REASON,
 )
 says(
     "perftest-gpu-buffer",
@@ -657,7 +655,7 @@ says(
     page="ib.gdr.gdrcopy",
     title="GDRCopy cannot be opened: /dev/gdrdrv is not here (module not loaded, or not let into this container)",
     why="The gdrdrv device is missing or not permitted here.",
-    where=lambda groups, line: bool(re.search(r"ail|No such|denied|cannot", line)),
+    pattern=re.compile(r"ail|No such|denied|cannot"),
 )
 says(
     "gdrcopy-module",
@@ -681,7 +679,7 @@ says(
     "device{}node GUID",
     rows=2,
     why="The heading of ibv_devices; below it a line of dashes, then a device in each line.",
-    where=lambda groups, line: re.search(r"\bdevice\s+node GUID\s*$", line) is not None,
+    pattern=re.compile(r"\bdevice\s+node GUID\s*$"),
 )
 says(
     "umad-unanswered",
@@ -731,7 +729,12 @@ says(
     "Driver {driver:word} does not support the kernel ABI of {abi:int} (supports {supported}) for device",
     "query_device({driver}) returned {code:int}: Inappropriate ioctl for device",
     "query_device: invalid comp_mask",
-    why="libibverbs, its driver library and the kernel's driver are not of one release: a device is left out, or refuses the first question.",
+    cause="ib.device-not-found",
+    page="ib.device-not-found.driver-failed",
+    strength=0.92,
+    title="the verbs library here does not fit the kernel driver of the adapters: {driver}",
+    why="rdma-core here (often the image's) knows another release of the adapter's kernel driver: it sees no device, whatever state "
+    "the ports are in. The host's vendor package, or an rdma-core of its age, belongs into the image.",
 )
 says(
     "psm-unit",
@@ -748,17 +751,6 @@ says(
     "PSM2_RANKS_PER_CONTEXT lets them share).",
 )
 
-says(
-    "gid-file",
-    "gid_attrs/types",
-    "/gids/{index:int}",
-    "gid_attrs/ndevs",
-    cause="ib.gid-index",
-    strength=0.72,
-    title="the GID table of a port cannot be read",
-    why="NCCL reads a port's GID entries from sysfs; an error there means an entry that is not valid or hidden.",
-    where=lambda groups, line: bool(re.search(r"WARN|rror|ail|nvalid|denied|No such", line)),
-)
 says(
     "mlx5-completion",
     "mlx5: {host}: got completion with error",

@@ -74,7 +74,7 @@ says(
     title="an instance's network adapter stopped sending, and its driver resets it (kernel log)",
     why="The adapter of a cloud's instance (ENA, gVNIC, virtio) is software of its host: it stalls where the driver's interrupts get no CPU, the "
     "driver has a bug, or the host is ill. Connections stand still for seconds; another instance, or a newer driver, mends it.",
-    where=lambda groups, line: _VIRTUAL.search(line) is not None,
+    pattern=_VIRTUAL,
 )
 says(
     "adapter-probe-failed",

@@ -192,9 +192,7 @@ says(
     role=Role.SYMPTOM,
     fold="a program ended with an error",
     why="The scheduler saw a program end with an exit code or a signal; the program's own log says why.",
-    where=lambda groups, line: (
-        re.search(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal|jobset", line) is not None
-    ),
+    pattern=re.compile(r"\b0/\d+\s+Error\b|ack-?[Oo]ff|FAILED\s+\d+:\d+|State=|status:|signal|jobset"),
 )
 says(
     "kubelet-stops",

@@ -315,7 +315,5 @@ says(
     "bytes: {between}ms",
     sampled=True,
     why="A collective of some size and how long it took.",
-    where=lambda groups, line: (
-        re.search("reduce|gather|broadcast|all_?to_?all|collective|send", line, re.IGNORECASE) is not None
-    ),
+    pattern=re.compile("reduce|gather|broadcast|all_?to_?all|collective|send", re.IGNORECASE),
 )

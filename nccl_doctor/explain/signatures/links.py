@@ -6,18 +6,20 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.signatures import says
 
 # Of a network adapter: Linux says the same of disks and GPUs.
-SLOT = re.compile(
-    r"\b(?:mlx[45]\w*|bnxt_en|ice|irdma|ionic|efa|hfi1|cxgb4|qede|enic) .{0,40}?(\d+\.\d+) Gb/s available"
+_SLOT = re.compile(
+    r"\b(?:mlx[45]\w*|bnxt_en|ice|irdma|ionic|efa|hfi1|cxgb4|qede|enic) .{0,40}?(?P<gbits>\d+\.\d+) Gb/s available"
 )
 says(
     "pcie-limited",
     " Gb/s available PCIe bandwidth, limited by {speed} link at {at:word} (capable of {capable:num} Gb/s",
     why="Linux (pcie_print_link_status): an adapter's slot, or a bridge above it, carries less than the adapter could.",
+    pattern=_SLOT,
 )
 says(
     "pcie-whole",
     " Gb/s available PCIe bandwidth (",
     why="Linux (pcie_print_link_status): an adapter's PCIe link is as wide and as fast as the adapter's.",
+    pattern=_SLOT,
 )
 says(
     "pcie-table",
@@ -31,16 +33,17 @@ says(
     "pcie-lanes",
     "Current {}: {lanes:int}x",
     why="nvidia-smi -q: the lanes of a GPU's PCIe link.",
-    where=lambda groups, line: re.search(r"\bCurrent\s+: \d+x\s*$", line) is not None,
+    pattern=re.compile(r"\bCurrent\s+: \d+x\s*$"),
     every=True,
 )
-BIT_ERRORS = re.compile(r"(?:Effective Physical|Symbol) BER\s*:\s*(\d+(?:\.\d+)?[eE]-?\d+)")
+_BIT_ERRORS = re.compile(r"(?:Effective Physical|Symbol) BER\s*:\s*(?P<rate>\d+(?:\.\d+)?[eE]-?\d+)")
 says(
     "bit-errors",
     "Effective Physical BER {}: ",
     "Symbol BER {}: ",
     why="mlxlink: bit errors that are left after forward error correction, since the counters were cleared.",
-    where=lambda groups, line: BIT_ERRORS.search(line) is not None and "Link " not in line,  # that of an NVLink
+    pattern=_BIT_ERRORS,
+    where=lambda groups, line: "Link " not in line,  # that of an NVLink
 )
 RECOVERED = re.compile(r"LinkErrorRecoveryCounter(?: == |:\.+)(\d{1,9})\b")
 says(
@@ -65,7 +68,7 @@ says(
     "flow-control",
     "enabled ",
     why="mlnx_qos: for which of the eight priorities a port has flow control (PFC).",
-    where=lambda groups, line: re.search(r"\benabled(?:\s+[01]){8}\s*$", line) is not None,
+    pattern=re.compile(r"\benabled(?:\s+[01]){8}\s*$"),
     sampled=True,
 )
 RESENT = re.compile(r"(?<!\d)(\d{1,18}) segments retrans|TcpRetransSegs\s+(\d+)|\bretrans:\d+/(\d+)")
@@ -94,7 +97,7 @@ says(
     sampled=True,
     every=True,
     why="ethtool -S: frames that an interface received garbled since the counters were cleared.",
-    where=lambda groups, line: GARBLED.search(line) is not None,
+    pattern=GARBLED,
 )
 says(
     "interface-counts",
@@ -103,14 +106,16 @@ says(
     every=True,
     why="ip -s link: what an interface received, and how many frames of it were in error, or had no place.",
 )
-SENDER = re.compile(r"sec\s+(\d+(?:\.\d+)?) ([KMGT]?)Bytes\s+(\d+(?:\.\d+)?) ([KMG])bits/sec\s+(\d+)\s+sender")
+_SENDER = re.compile(
+    r"sec\s+(?P<amount>\d+(?:\.\d+)?) (?P<unit>[KMGT]?)Bytes\s+(?P<rate>\d+(?:\.\d+)? [KMG])bits/sec\s+(?P<again>\d+)\s+sender"
+)
 says(
     "iperf-sender",
     "bits/sec {}sender",
     sampled=True,
     every=True,
     why="iperf3: what it sent over TCP, how fast, and how many segments of it again.",
-    where=lambda groups, line: SENDER.search(line) is not None,
+    pattern=_SENDER,
 )
 PAUSED = re.compile(r"\b(rx_(?:prio\d_|global_)?pause(?:_frames|_phy)?|rx_pause_ctrl_phy): (\d{1,18})")
 says(
@@ -121,9 +126,9 @@ says(
     sampled=True,
     every=True,
     why="ethtool -S: pause frames that an interface received: how often the other end had it stop sending.",
-    where=lambda groups, line: PAUSED.search(line) is not None,
+    pattern=PAUSED,
 )
-LIMITED = re.compile(r"qdisc tbf .{1,80}?\brate (\d{1,6}(?:\.\d{1,3})?)([KMG])bit")
+_LIMITED = re.compile(r"qdisc tbf .{1,80}?\brate (?P<rate>\d{1,6}(?:\.\d{1,3})?)(?P<unit>[KMG])bit")
 says(
     "rate-limit",
     "qdisc tbf {}dev {interface} {}rate ",
@@ -131,7 +136,7 @@ says(
     sampled=True,
     every=True,
     why="tc: a token bucket limits what an interface sends.",
-    where=lambda groups, line: LIMITED.search(line) is not None,
+    pattern=_LIMITED,
 )
 says(
     "osu-table",
@@ -209,6 +214,6 @@ says(
     "airs{}Gb/s",
     "airs{}andwidth",
     why="The heading of a table of what pairs of hosts reach.",
-    where=lambda groups, line: re.search(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)", line) is not None,
+    pattern=re.compile(r"\b[Pp]airs?\b.{1,80}(?:busbw|G[Bb]/s|andwidth)"),
     rows=190,
 )

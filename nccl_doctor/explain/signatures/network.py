@@ -464,7 +464,7 @@ says(
     "/etc/hosts",
     rows=24,
     why="Somebody asked hosts what a name resolves to: the answers stand below.",
-    where=lambda groups, line: re.search(r"\bgetent hosts|\b(?:cat|grep|more|head)\b.*/etc/hosts", line) is not None,
+    pattern=re.compile(r"\bgetent hosts|\b(?:cat|grep|more|head)\b.*/etc/hosts"),
 )
 
 # --- MTU
@@ -477,17 +477,6 @@ says(
     strength=0.92,
     title="packets larger than the path's MTU do not pass",
     why="A probe with the don't-fragment bit says that the path's MTU is smaller than the interface's.",
-)
-says(
-    "mtu-mismatch",
-    "MTU mismatch",
-    "mtu mismatch",
-    "different MTU",
-    "MTU 9000{}MTU 1500",
-    cause="net.mtu",
-    strength=0.8,
-    title="the MTU differs along the path",
-    why="Somebody compared the MTUs.",
 )
 says(
     "ip-link-mtu",
@@ -523,7 +512,7 @@ says(
     strength=0.45,
     title="a host's firewall is on",
     why="Whether it lets the job's ports through, its rules say.",
-    where=lambda groups, line: re.search(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b", line) is not None,
+    pattern=re.compile(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b"),
 )
 says(
     "open-ports",
@@ -565,7 +554,7 @@ says(
     strength=0.8,
     title="a firewall drops packets from {source} to {target} (kernel log)",
     why="Netfilter's LOG target writes what a rule drops or rejects; its prefix says which.",
-    where=lambda groups, line: re.search(r"drop|reject|block|den(?:y|ied)", line, re.IGNORECASE) is not None,
+    pattern=re.compile(r"drop|reject|block|den(?:y|ied)", re.IGNORECASE),
 )
 says(
     "nc-blocked",
@@ -585,7 +574,7 @@ says(
     strength=0.7,
     title="a connection test by hand failed: {error}",
     why="telnet, curl or ncat did not reach the port.",
-    where=lambda groups, line: re.search(r"timed? ?out|[Rr]efused|[Nn]o route|unreachable|\(28\)", line) is not None,
+    pattern=re.compile(r"timed? ?out|[Rr]efused|[Nn]o route|unreachable|\(28\)"),
 )
 says(
     "link-speed",

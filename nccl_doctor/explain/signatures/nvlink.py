@@ -173,9 +173,7 @@ says(
     strength=0.9,
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
-    where=lambda groups, line: (
-        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)", line) is not None
-    ),
+    pattern=re.compile(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)"),
 )
 says(
     "nvls-bind",
@@ -227,7 +225,7 @@ says(
     strength=0.93,
     title="the IMEX daemon reports: {message}",
     why="The daemon that hands out memory between nodes writes its log in the fabric manager's form; it speaks of nodes and of exported and imported memory.",
-    where=lambda groups, line: _IMEX.search(line) is not None,
+    pattern=_IMEX,
 )
 says(
     "imex-memory",

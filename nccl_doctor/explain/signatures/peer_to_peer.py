@@ -160,17 +160,6 @@ says(
     why="AMD GPUs need the IOMMU in pass-through mode (iommu=pt) for transfers between them; a job may still run. Proof is a run with NCCL_P2P_DISABLE=1.",
 )
 says(
-    "p2p-disable-cures",
-    "NCCL_P2P_DISABLE=1 {}works",
-    "works with NCCL_P2P_DISABLE=1",
-    "NCCL_P2P_DISABLE=1 helps",
-    "with NCCL_P2P_DISABLE=1{}ok",
-    cause="gpu.p2p",
-    strength=0.8,
-    title="it works without peer-to-peer",
-    why="Somebody tried without P2P and it worked.",
-)
-says(
     "topo-row",
     "\t X \t",
     " X      ",
@@ -178,7 +167,7 @@ says(
     " X    N",
     " X   N",
     why="A row of nvidia-smi topo -m.",
-    where=lambda groups, line: re.search(r"^\W*GPU\d+\s", line) is not None,
+    pattern=re.compile(r"^\W*GPU\d+\s"),
 )
 says(
     "p2p-bandwidth",

@@ -20,12 +20,12 @@ says(
     why="The plugin's library was built against other libraries than those it meets here; NCCL goes on with its own networks, usually sockets.",
     where=lambda groups, line: "No such file" not in line,
 )
-LACKS = re.compile(r"(?:: |dlerror=)((?!libnccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_LACKS = re.compile(r"(?:: |dlerror=)(?P<library>(?!libnccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
 says(
     "plugin-lacks",
     "NET/Plugin{}: cannot open shared object file",
     why="The network plugin itself is there; a library that it was linked with is not, and the loader refuses it.",
-    where=lambda groups, line: LACKS.search(line) is not None,
+    pattern=_LACKS,
 )
 says(
     "plugin-misfit",
@@ -155,7 +155,7 @@ says(
     "efa-instance",
     "Running on {instance:word} platform",
     why="aws-ofi-nccl: on which instance it runs; those for training have EFA.",
-    where=lambda groups, line: re.search(r"NET/OFI Running on (?:p[4-9]|trn|hpc)", line) is not None,
+    pattern=re.compile(r"NET/OFI Running on (?:p[4-9]|trn|hpc)"),
 )
 says(
     "ofi-without-gdr",
@@ -229,7 +229,7 @@ says(
     strength=0.83,
     title="the libfabric plugin could not open the fabric",
     why="Opening the fabric's domain or endpoint failed: no VNI or service for the job (Slingshot), no EFA device, or a provider that does not fit.",
-    where=lambda groups, line: bool(re.search(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -", line)),
+    pattern=re.compile(r"rror|ail|WARN|warn|not |no |No |Couldn't|RC: -"),
 )
 says(
     "tcpxo-no-start",

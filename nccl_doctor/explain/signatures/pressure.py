@@ -64,14 +64,16 @@ says(
     every=True,
     why="top: in what part of the time the host's cores had nothing to do but wait for disks.",
 )
-CPU_TIMES = re.compile(r"Cpu\(s\):.{0,60}?(\d{1,3}(?:\.\d)?)[ %]?id,.{0,60}?(\d{1,3}(?:\.\d)?)[ %]?st")
+_CPU_TIMES = re.compile(
+    r"Cpu\(s\):.{0,60}?(?P<idle>\d{1,3}(?:\.\d)?)[ %]?id,.{0,60}?(?P<stolen>\d{1,3}(?:\.\d)?)[ %]?st"
+)
 says(
     "cpu-times",
     "Cpu(s):",
     sampled=True,
     every=True,
     why="top: what part of the cores' time was idle, and what part the hypervisor gave to others.",
-    where=lambda groups, line: CPU_TIMES.search(line) is not None,
+    pattern=_CPU_TIMES,
 )
 says(
     "avg-cpu",
@@ -90,22 +92,22 @@ says(
     why="top: the host's memory; its swap, and the memory that programs can still get.",
     where=lambda groups, line: (TOP_MEMORY.search(line) or TOP_SWAP.search(line)) is not None,
 )
-KSWAPD = re.compile(r"\s[RSDI]\s+(\d+\.\d)\s+\d+\.\d\s+\S+ kswapd\d+\s*$")
+_KSWAPD = re.compile(r"\s[RSDI]\s+(?P<percent>\d+\.\d)\s+\d+\.\d\s+\S+ kswapd\d+\s*$")
 says(
     "kswapd",
     " kswapd{node:int}",
     sampled=True,
     why="top: the kernel's thread that looks for memory to give away.",
-    where=lambda groups, line: KSWAPD.search(line) is not None,
+    pattern=_KSWAPD,
 )
-READ_RATE = re.compile(r"(?:copied, \d+(?:\.\d+)? s, |READ: bw=\S+ \()(\d+(?:\.\d+)?) ?([kMG]?B)/s")
+_READ_RATE = re.compile(r"(?:copied, \d+(?:\.\d+)? s, |READ: bw=\S+ \()(?P<rate>\d+(?:\.\d+)? ?[kMG]?B)/s")
 says(
     "read-rate",
     "copied, ",
     "READ: bw=",
     sampled=True,
     why="dd or fio: at what rate a file was read.",
-    where=lambda groups, line: READ_RATE.search(line) is not None,
+    pattern=_READ_RATE,
 )
 says(
     "one-core",

@@ -167,7 +167,7 @@ says(
     strength=0.46,
     title="{endpoint} does not answer: nothing listens there, or a firewall or a wrong address is in between",
     why="The program names whom it does not reach, and no reason. llama.cpp's rpc-server listens on 127.0.0.1 unless it is given -H.",
-    where=lambda groups, line: re.search(r"(?:connect to|failed for) \S*:\d{1,5}\s*$", line) is not None,
+    pattern=re.compile(r"(?:connect to|failed for) \S*:\d{1,5}\s*$"),
 )
 says(
     "llama-rpc-versions",
@@ -219,14 +219,6 @@ says(
     strength=0.84,
     title="GPU memory cannot be registered for Mooncake's transfers",
     why="Neither nvidia_peermem nor DMA-BUF lets the adapter reach this memory.",
-)
-says(
-    "mooncake-registers",
-    "rdma_context.cpp:{line:int}] Failed to register memory {address:word}: Cannot allocate memory [12]",
-    cause="ib.memlock",
-    strength=0.72,
-    title="Mooncake cannot register memory with the adapter: Cannot allocate memory",
-    why="ENOMEM is the locked-memory limit, or the adapter's keys.",
 )
 says(
     "mooncake-registers-otherwise",

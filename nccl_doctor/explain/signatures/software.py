@@ -31,7 +31,7 @@ says(
     rows=24,
     wake=tuple(f"{mark} {name}" for mark in "=#-" for name in ("torch", "nccl", "NCCL", "driver")),
     why="The heading of one run of several, in a comparison of releases; its result stands below.",
-    where=lambda groups, line: _HEADING.search(line) is not None,
+    pattern=_HEADING,
 )
 says(
     "nccl-mismatch",
@@ -350,20 +350,6 @@ says(
     title="a CUDA call inside NCCL failed: {error}",
     why="A CUDA call inside NCCL failed; the error text says more.",
     where=lambda groups, line: "nvls.cc" not in line,
-)
-says(
-    "downgrade-note",
-    "fixed in NCCL",
-    "upgrading NCCL to",
-    "upgrading to NCCL",
-    "downgrading NCCL",
-    "regression in NCCL",
-    "known issue in NCCL",
-    "after downgrade to",
-    cause="sw.nccl-bug",
-    strength=0.7,
-    title="a bug of this NCCL or torch release",
-    why="Somebody found that another release does not have it.",
 )
 says(
     "cuda-call",

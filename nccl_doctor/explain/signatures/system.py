@@ -261,7 +261,7 @@ says(
     strength=0.28,
     title="the shell says that the process was killed (SIGKILL): by the memory limit, or by somebody",
     why="A shell prints this word alone when SIGKILL ended its child. The kernel log tells whether it was the oom-killer.",
-    where=lambda groups, line: bool(SHELL_KILLED.search(line)),
+    pattern=SHELL_KILLED,
     wake=("Killed",),
 )
 
@@ -516,7 +516,7 @@ says(
     strength=0.78,
     title="the container's restrictions get in the way",
     why="A system call or a device is refused inside the container (seccomp, capabilities, missing mounts, separate namespaces).",
-    where=lambda groups, line: bool(re.search(r"WARN|rror|ail|denied|not permitted|No such|not allowed", line)),
+    pattern=re.compile(r"WARN|rror|ail|denied|not permitted|No such|not allowed"),
 )
 says(
     "no-cdi-devices",
@@ -706,7 +706,7 @@ says(
     strength=0.66,
     title="enroot needs the program {program}, which is not installed on the host",
     why="squashfuse and fuse-overlayfs mount an image without root, unsquashfs unpacks it, and mksquashfs packs it.",
-    where=lambda groups, line: re.search("pyxis|enroot|squash|fuse-overlayfs", line) is not None,
+    pattern=re.compile("pyxis|enroot|squash|fuse-overlayfs"),
 )
 says(
     "container-name-taken",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.explain.model import Verdict
+from nccl_doctor.explain.api import analyse
+from nccl_doctor.explain.model import LogSource, Verdict
 from tests.unit.explained import explain_text
 
 _TIMED_OUT = (
@@ -107,3 +108,28 @@ def test_interfaces_of_one_host_have_mtus_of_their_own() -> None:
     )
     assert got.verdict is Verdict.UNDECIDED
     assert "gpu.fabric-manager" not in {cause.id for cause in got.causes}  # MULTICAST is a flag of theirs
+
+
+def test_a_rank_with_no_work_under_way_waits_for_nobody() -> None:
+    """torch writes -1 where no work failed."""
+    status = (
+        "[rank{rank}]:[E902 09:10:00.101 ProcessGroupNCCL.cpp:2271] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure "
+        "detected by watchdog at work sequence id: -1 PG status: last enqueued work: 4412, last completed work: 4412\n"
+    )
+    got = explain_text("".join(status.format(rank=rank) for rank in range(2)))
+    assert got.verdict is Verdict.UNDECIDED
+    assert not any("waits in work" in cause.title for cause in got.causes)
+
+
+def test_the_load_of_a_gpu_is_not_that_of_another_hosts() -> None:
+    """nvidia-smi -q of two hosts, a file each: an idle GPU may lower its clock, whatever the other one does."""
+    of_a_gpu = (
+        "GPU 00000000:5D:00.0\n    Utilization\n        Gpu                               : {load} %\n"
+        "    Clocks\n        SM                                : {clock} MHz\n"
+        "    Max Clocks\n        SM                                : 1980 MHz\n"
+    )
+    idle, busy = of_a_gpu.format(load=0, clock=345), of_a_gpu.format(load=100, clock=1980)
+    got = analyse([LogSource("host1.log", idle), LogSource("host2.log", busy)])
+    assert not [cause for cause in got.causes if cause.id == "gpu.thermal-power"]
+    slow = analyse([LogSource("host1.log", busy), LogSource("host2.log", of_a_gpu.format(load=100, clock=345))])
+    assert slow.causes[0].id == "gpu.thermal-power"

@@ -121,6 +121,10 @@ def test_a_cause_gives_the_reason_of_the_rule_that_found_it() -> None:
     assert [cause.id for cause in found[:2]] == ["app.collective-mismatch", "app.straggler-timeout"]
     assert all(cause.why.startswith("torch's desync report") for cause in found[:2])
     assert not any("\n" in cause.why or "  " in cause.why for cause in found)
+    slingshot = (
+        "NET/OFI Request 0x7f1472751317 completed with error. RC: 113. Error: 2 (UNDELIVERABLE). Completed length: 0\n"
+    )
+    assert not any("EFA" in cause.why for cause in explain_text(slingshot).causes)
 
 
 def test_a_good_word_does_not_decide_between_two_likely_causes() -> None:
@@ -135,6 +139,13 @@ def test_paths_in_a_traceback_are_no_subject_behind_a_loggers_prefix_either() ->
         f"{prefix}RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
     )
     assert explain_text(log).causes[0].id.startswith("gpu.")
+
+
+def test_a_line_has_to_match_a_signatures_pattern_as_well_which_gives_its_groups() -> None:
+    signature = all_signatures()["kswapd"]
+    top = "  211 root      20   0       0      0      0 {state}  98.7   0.0  12:41.02 kswapd1"
+    assert signature.match(top.format(state="R")) == {"node": "1", "percent": "98.7"}
+    assert signature.match(top.format(state="?")) is None
 
 
 def test_a_title_shows_no_holes() -> None:
@@ -1410,6 +1421,12 @@ def test_workers_that_found_their_place_later_were_placed() -> None:
 def test_what_other_programs_say_is_no_cause(line: str, cause: str) -> None:
     hang = "[rank3]:[E ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n"
     assert cause not in {found.id for found in explain_text(f"{line}\n{hang}").causes}
+
+
+def test_the_list_of_nccl_tests_tells_how_many_nodes_there_are() -> None:
+    row = "#  Rank {rank} Group  0 Pid {pid} on {host} device 0 [0000:1b:00] NVIDIA H100 80GB HBM3\n"
+    two = "".join(row.format(rank=rank, pid=11 + rank, host=f"node{rank}") for rank in range(2))
+    assert explain_text(two).world["nodes"] == 2
 
 
 def test_nodes_that_sinfo_lists_are_no_proof_against_what_the_program_says() -> None:
