@@ -76,11 +76,22 @@ def test_warnings_make_suspects_that_run_unless_strict() -> None:
     assert decide(report).go and not decide(report, strict=True).go
 
 
+def test_one_end_of_a_link_that_failed_is_not_good_whatever_else_it_is_warned_of() -> None:
+    slow = finding("net.latency", Severity.WARN, "slow", Evidence("a"), hosts=["gpu02"])
+    broken = finding(
+        "net.firewall.dropped", Severity.FAIL, "one of them", Evidence("b"), hosts=["gpu02", "gpu03"], confidence=0.5
+    )
+    report = msgspec.structs.replace(judge(Builder().bundle()), findings=folded_and_sorted([slow, broken]))
+    assert states(report)["gpu02"] == SUSPECT
+    assert decide(report, min_hosts=2).good == ("gpu01", "gpu04")
+
+
 def test_spares_choose_alike_hosts_first() -> None:
     report = judge(Builder().bundle())
     groups = {"gpu01": "old", "gpu02": "new", "gpu03": "new", "gpu04": "new"}
     gate = decide(report, min_hosts=2, spares=1, groups=groups)
     assert gate.chosen == ("gpu02", "gpu03") and gate.spares == ("gpu04",)
+    assert decide(report, min_hosts=2, spares=0, groups=groups).spares == ()
 
 
 def write(tmp_path: Path, text: str, name: str = "nccl-doctor.toml") -> Path:

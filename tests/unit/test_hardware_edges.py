@@ -12,8 +12,9 @@ from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules.groups import groups
 from tests.hardware_kit import machines
-from tests.hardware_kit.fleet import Facts, found, grades, report_on, words
+from tests.hardware_kit.fleet import Facts, bundle, found, grades, report_on, words
 from tests.hardware_kit.machines import H100, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -531,9 +532,26 @@ def test_the_odd_host_is_named(healthy: Facts) -> None:
 
 def test_without_a_majority_nobody_is_odd(healthy: Facts) -> None:
     item = found(healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
-    assert item.hosts == ("gpu01", "gpu02") and "gpu0" not in item.title and item.fixes == ()
+    assert item.hosts == ("gpu01", "gpu02") and item.title.endswith(" differs between hosts") and item.fixes == ()
     odd = found(healthy, healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
     assert [fix.text for fix in odd.fixes] == ["bring gpu03 to what most hosts have"]
+    assert odd.evidence[0].text.endswith(" on gpu[01-02]; 96.00.30.00.01 on gpu03")
+
+
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        (lambda facts: facts, True),
+        (lambda facts: gpu(facts, 2, name="NVIDIA H200"), False),
+        (lambda facts: port(facts, 2, rate="200 Gb/sec (4X HDR)"), False),
+        (lambda facts: port(facts, 2, state="1: DOWN"), False),
+    ],
+)
+def test_a_job_runs_best_on_hosts_with_the_same_gpus_and_rails(
+    change: Callable[[Facts], Facts], alike: bool, healthy: Facts
+) -> None:
+    told = groups(bundle({"gpu01": healthy, "gpu02": change(healthy)}))
+    assert (told["gpu01"] == told["gpu02"]) is alike
 
 
 def test_equal_memory_in_other_words_is_no_mixture(healthy: Facts) -> None:
@@ -552,7 +570,8 @@ def test_a_host_without_gpus_among_hosts_with_some(healthy: Facts, tmp_path: Pat
         gpus=[], pci_gpus=[], proc_gpus=[], device_nodes=[], pairs=[], nvml={"outcome": "not-run"}
     )
     seen = found(healthy, healthy, bare)
-    assert seen["gpu.not-visible.no-gpu-here"].hosts == ("gpu03",)
+    item = seen["gpu.not-visible.no-gpu-here"]
+    assert item.hosts == ("gpu03",) and item.title == "gpu03 has none of 8 GPUs"
 
 
 # ---- the kernel log ----

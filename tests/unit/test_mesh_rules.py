@@ -724,6 +724,20 @@ def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None
 
 
 @pytest.mark.parametrize(
+    ("offset", "uncertainty", "wrong", "known"),
+    [(0.9, 0.01, False, True), (1.5, 0.4, True, True), (1.5, 1.0, False, False), (0.0, 1.1, False, False)],
+)
+def test_a_clock_that_answered_late_neither_is_wrong_nor_passes(
+    offset: float, uncertainty: float, wrong: bool, known: bool
+) -> None:
+    builder = Builder(stages=("connectivity",))
+    builder.probes["gpu02"]["clock"] = {"offset": offset, "uncertainty": uncertainty}
+    report = judge(builder.bundle())
+    assert [item.hosts for item in report.findings] == [("gpu02",)] * wrong
+    assert [(gap.what, gap.hosts) for gap in report.unknown] == [("clock", ("gpu02",))] * (not known)
+
+
+@pytest.mark.parametrize(
     ("offsets", "wrong"),
     [
         ((0, 0, 0, 60), "4"),

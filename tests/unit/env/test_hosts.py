@@ -147,6 +147,9 @@ def test_infiniband_switched_off_beside_an_active_port_fails() -> None:
     assert found.severity is Severity.WARN
     (found,) = checked(bundle(host("a", off)))["environment.variables"].findings
     assert found.severity is Severity.WARN
+    other = host("a", {"NCCL_P2P_DISABLE": "1"}, infiniband=port("4: ACTIVE"))
+    (found,) = checked(bundle(other))["environment.variables"].findings
+    assert found.severity is Severity.WARN and "mlx5_0" not in str(found.evidence)
 
 
 def test_the_hca_list_is_matched_against_the_host_s_devices() -> None:
