@@ -12,7 +12,10 @@ from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.gpudirect import sentences
 from nccl_doctor.rules.groups import groups
+from nccl_doctor.rules.topology_view import matrix_of
 from tests.hardware_kit import machines
 from tests.hardware_kit.fleet import Facts, bundle, found, grades, report_on, words
 from tests.hardware_kit.machines import H100, Machine
@@ -410,6 +413,27 @@ def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wa
     assert not [id for id in found(consumer) if id.startswith("ib.gdr")]
 
 
+def said(facts: Facts) -> dict[str, str]:
+    """What `topo` says below the matrix of a host."""
+    host = Host(bundle({"gpu01": facts}).hosts[0])
+    return dict(sentences(host, matrix_of(host)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "flavor", "words"),
+    [
+        ({**ABSENT, "nv_peer_mem": True}, "open", "nv_peer_mem is loaded"),
+        ({}, "open", "not known: kernel modules"),
+        (ABSENT, "open", "DMA-BUF is possible"),
+        (ABSENT, None, "whether DMA-BUF works is not known"),
+        (ABSENT, "proprietary", "off: neither"),
+    ],
+)
+def test_topo_says_what_gpudirect_has(modules: dict[str, bool], flavor: str | None, words: str, healthy: Facts) -> None:
+    facts = of_host(of_host(healthy, module_flavor=flavor), "topology", modules=modules, kernel="6.8.0")
+    assert words in said(facts)["GPUDirect"]
+
+
 def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
     untold = report_on(of_host(of_host(healthy, module_flavor="proprietary"), "topology", modules={}))
     assert not untold.findings and any(gap.what == "nvidia_peermem" for gap in untold.unknown)
@@ -483,6 +507,8 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     iommu = {"groups": 1, "types": {Machine.gpu_bus(0): "DMA"}}
     bad = of_host(healthy, "topology", acs=redirecting, iommu=iommu)
     assert set(found(bad)) == {"gpu.p2p.acs", "gpu.p2p.iommu"}
+    assert "1 port" in said(bad)["ACS"] and "1 GPUs and NICs" in said(bad)["IOMMU"]
+    assert not {"ACS", "IOMMU"} & said(healthy).keys()
     assert found(of_host(bad, "topology", hypervisor="kvm")) == {}
     assert found(of_host(healthy, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
     ports = [{"bus_id": bus, "control": "0x001d"} for bus in ("0000:10:01.0", Machine.bridge(0), Machine.bridge(1))]
