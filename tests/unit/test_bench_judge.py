@@ -272,7 +272,7 @@ def test_the_binding_link_is_named() -> None:
     assert inside is not None and inside.gbs == pytest.approx(478.1, abs=0.1) and "18 NVLinks" in inside.words
     sockets = Path("nccl", "", True, nccl=nccl_path(transports={"NET/Socket": 16}))
     assert find_ceiling(two, sockets, Results(16), {"a": full, "b": full}) is None
-    pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "3, 16"))
+    pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
     slot = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": pcie})
     assert slot is not None and slot.gbs == pytest.approx(15.76) and "PCIe 3.0 x16" in slot.words
     pairs = Results(2, links=(Link(0, 1, 1 << 23, 1.25),), ranks=(RankRecord(0, "a"), RankRecord(1, "b")))

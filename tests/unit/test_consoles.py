@@ -192,6 +192,13 @@ def test_a_benchmark() -> None:
     assert told.endswith("✗ WRONG  alltoall: 2 wrong elements: the numbers mean nothing\n1.0 s; exit 4\n")
 
 
+def test_each_mode_of_a_collective_has_a_table_of_its_own() -> None:
+    found = results(*(measured(gbs, 1 << 20, "allreduce", mode) for gbs, mode in ((40.0, "in"), (50.0, "out"))))
+    told = drawn(bench_console.render, outcome(results=found))
+    inside, out = told.split("out of place")
+    assert [(part.count("1M  "), "50 GB/s" in part) for part in (inside, out)] == [(1, False), (1, True)]
+
+
 def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
     stack = Evidence("main (train.py:1)\nwait (c10d.py:2)", source="py-spy dump", host="a", rank=3)
     fix = Fix("look", "journalctl -k", host="a")

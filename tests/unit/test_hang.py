@@ -531,6 +531,10 @@ def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
     ranks[1]["readings"] = [reading(waits_in="pipe_write", main={"call": "write", "file": "/ckpt/last.pt"})] * 2
     found = first(examine(bundle(*ranks, no_stacks="left out")))
     assert found.id == "hang.elsewhere" and blamed(found) == [("gpu01", 1)] and found.confidence <= 0.6
+    refused = {"outcome": "not-permitted", "detail": "ptrace"}
+    unread = [*four()[:3], process(3, stacks=[refused, refused])]
+    gaps = {gap.what: gap.why for gap in examine(bundle(*unread)).report.unknown}
+    assert gaps["the Python stack of rank 3 (pid 103)"] == "not-permitted: ptrace"
     assert "write /ckpt/last.pt" in found.evidence[0].text
     ranks[1]["readings"] = [reading("R", waits_in=""), reading("R", 1.1, waits_in="")]
     found = first(examine(bundle(*ranks, no_stacks="left out")))
@@ -1122,6 +1126,8 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     found = first(examine(bundle(*four(), ras=[stuck, stuck])))
     assert found.id == "hang.behind" and blamed(found) == [("gpu02", 2)] and "89" in found.evidence[0].text
     assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
+    with_gpus = [process(rank, devices=["gpu"]) for rank in range(4)]
+    assert not any("RAS" in gap.what for gap in examine(bundle(*with_gpus, ras=[stuck, stuck])).report.unknown)
     alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
     assert alive.verdict == "moves" and not alive.report.causes
 

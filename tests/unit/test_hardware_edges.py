@@ -60,6 +60,12 @@ def test_the_healthy_board_is_healthy(healthy: Facts, healthy_roce: Facts) -> No
     assert found(healthy) == found(healthy_roce) == found(healthy, healthy, healthy) == {}
 
 
+@pytest.mark.parametrize("name", ["gpus", "ib-ports"])
+def test_hardware_that_is_required(name: str, healthy: Facts) -> None:
+    assert not found(healthy, require=(f"{name}=8",))
+    assert grades(found(healthy, require=(f"{name}=9",))) == {f"require.{name}": "fail"}
+
+
 @pytest.mark.parametrize(
     ("values", "command"),
     [
@@ -306,6 +312,7 @@ def test_an_uptime_of_less_than_a_day_counts_as_one(healthy: Facts) -> None:
 def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, healthy: Facts) -> None:
     seen = found(port(healthy, 3, state=state, phys_state=physical))
     assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
+    assert not any("ip link" in fix.command for fix in seen[id].fixes)  # an InfiniBand port is none of its netdev
 
 
 def dual(facts: Facts) -> Facts:
@@ -793,6 +800,9 @@ def test_a_process_that_the_system_stage_named_is_not_told_twice(healthy: Facts)
     for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
         told = report_on(held, stages=stages)
         assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
+        out_of_sight = gpu(held, 2, processes=[], memory_used_bytes=9 << 30)  # in a container
+        told = report_on(out_of_sight, stages=stages)
+        assert any(item.id == "gpu.busy.memory-without-process" for item in told.findings) is twice
 
 
 def test_how_often_a_register_was_seen(healthy: Facts) -> None:

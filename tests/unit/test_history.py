@@ -195,6 +195,8 @@ def test_what_failed_passed_and_failed_again_is_named_before_what_failed_once() 
         ("b GPU 3", "pFpFp", True),
         ("c", "ppFpp", False),
     ]
+    (of_nic,) = analyse([run(0, bad=(Seen("ib.errors", "fail", "b", "", "mlx5_0", "infiniband"),))]).components
+    assert of_nic.label == "b NIC mlx5_0"
     assert (found[0].failed, found[0].runs) == (2, 5)
     assert found[0].last_failed == run(3).created
 

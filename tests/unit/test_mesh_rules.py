@@ -149,6 +149,9 @@ def test_port_in_use_names_the_process() -> None:
     }
     found = only(judge(builder.bundle()))
     assert found.id == "net.port-in-use" and "python3 (pid 4242, user alice)" in found.title
+    for holder, who in (({"user": "alice"}, "a process of user alice"), (None, "a process that cannot be seen")):
+        builder.probes["gpu01"]["listening"]["master"]["holder"] = holder
+        assert only(judge(builder.bundle())).title == f"port 29500 on gpu01 is held by {who}"
 
 
 def test_the_port_held_by_another_run_of_ours_is_unknown_and_no_fault() -> None:

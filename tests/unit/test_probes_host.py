@@ -366,6 +366,14 @@ def test_a_limit_of_which_the_use_is_not_readable_leaves_perhaps_nothing(tmp_pat
     assert (group.memory_group, group.memory_used_bytes) == (str(Path(GROUP).parent), None)
 
 
+@pytest.mark.parametrize(("below", "limit"), [("/job.scope", 512), ("", 9)])
+def test_a_group_below_the_one_that_is_mounted_is_found_there(tmp_path: Path, below: str, limit: int) -> None:
+    tree = {"/proc/self/mountinfo": MOUNTS.replace("0:20 / ", "0:20 /pod7 "), "/proc/self/cgroup": f"0::/pod7{below}\n"}
+    limits = {"/sys/fs/cgroup/job.scope/pids.max": "512\n", "/sys/fs/cgroup/pids.max": "9\n" if not below else "max\n"}
+    write_tree(tmp_path, {**system_tree(), **tree, **limits})
+    assert msgspec.convert(probe("system", tmp_path), System).cgroup.pids_limit == limit
+
+
 def test_without_a_cgroup_file_system_no_limit_is_known(tmp_path: Path) -> None:
     write_tree(tmp_path, {**system_tree(), "/proc/self/mountinfo": MOUNTS.splitlines()[0] + "\n"})
     assert msgspec.convert(probe("system", tmp_path), System).cgroup.version == 0

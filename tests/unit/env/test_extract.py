@@ -225,6 +225,11 @@ def test_env_files() -> None:
     assert pairs(env_file.read(several)) == [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "a b", 1), ("NCCL_NET", "IB", 1)]
 
 
+@pytest.mark.parametrize("line", ["CMD 5", 'CMD "NCCL_DEBUG=INFO"', "CMD [NCCL_DEBUG=INFO"])
+def test_a_command_of_a_dockerfile_that_is_no_list_is_a_command_line(line: str) -> None:
+    assert pairs(docker.read(f"FROM x\n{line}\n")) == []
+
+
 def test_dockerfile() -> None:
     text = (
         'FROM x\nENV NCCL_DEBUG=INFO \\\n  # comment\n  NCCL_ALGO="Ring"\nENV NCCL_NET IB\nARG NCCL_PROTO=LL\n'
