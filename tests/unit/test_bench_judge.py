@@ -293,7 +293,10 @@ def test_a_path_worse_than_the_hardware_is_a_finding() -> None:
         "net.slow.socket-despite-ib"
     ]
     good = {"transports": {"NET/IB": 16, "P2P/CUMEM": 8}, "net_edges": 16, "gdr_edges": 16, "devices": {"a": 8, "b": 8}}
-    assert ids(**good) == []
+    assert ids(**good) == ids(**{**good, "devices": {}}) == []  # no connection told its device
+    assert (
+        ids(**{**good, "transports": {"NET/OFI": 16}, "devices": {"a": 1, "b": 1}}) == []
+    )  # not NCCL's own InfiniBand
     assert ids(**{**good, "gdr_edges": 4}) == ["ib.gdr.not-used"]
     assert ids(**{**good, "devices": {"a": 1, "b": 8}}) == ["net.slow.few-rails"]
     assert ids(**{**good, "transports": {"NET/IB": 16, "SHM/direct": 8}}) == ["gpu.p2p.shm-despite-nvlink"]
@@ -378,6 +381,8 @@ def test_a_saved_run_reads_back_and_other_files_are_refused(tmp_path: Any) -> No
             read(tmp_path / name)
     assert misfit(found.world, found.results, found.plan, found) == ""
     assert "backend" in misfit(GLOO, found.results, found.plan, found)
+    assert outcome(asked=Asked(baseline=found)).changes
+    assert not outcome(asked=Asked(baseline=msgspec.structs.replace(found, world=GLOO))).changes
 
 
 def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:

@@ -199,6 +199,13 @@ def test_each_mode_of_a_collective_has_a_table_of_its_own() -> None:
     assert [(part.count("1M  "), "50 GB/s" in part) for part in (inside, out)] == [(1, False), (1, True)]
 
 
+@pytest.mark.parametrize("saved", ["", "b.ndb"])
+def test_the_last_line_says_where_it_was_saved_if_it_was(saved: str) -> None:
+    report = judge(Builder().bundle())
+    last = drawn(consoles.tail, report, saved=saved, exit_code=None).splitlines()[-1]
+    assert last == "  4 hosts, 0.0 s" + (f"   saved: {saved}" if saved else "")
+
+
 def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
     stack = Evidence("main (train.py:1)\nwait (c10d.py:2)", source="py-spy dump", host="a", rank=3)
     fix = Fix("look", "journalctl -k", host="a")

@@ -304,6 +304,8 @@ def test_blocks_that_are_never_closed_cost_no_more_than_the_text() -> None:
 def test_braces_of_envsubst_within_braces_of_yaml() -> None:
     text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
     assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
+    nameless = "env:\n- value: NCCL_DEBUG\n- {name: [NCCL_DEBUG], value: INFO}\n- {name: NCCL_ALGO, value: Ring}\n"
+    assert pairs(yaml_file.read(nameless)) == [("NCCL_ALGO", "Ring", 4)]
 
 
 def test_every_document_of_a_yaml_file_is_read() -> None:

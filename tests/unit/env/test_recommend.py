@@ -77,6 +77,7 @@ def test_an_interface_that_does_not_reach_its_peers() -> None:
     assert names(advice) == {"NCCL_SOCKET_IFNAME": "=eth0"}
     (line,) = advice.lines
     assert line.confidence > 0.9 and "br-1" in line.fact and line.advice.versions == ">=2.5.6"
+    assert "\n  export NCCL_SOCKET_IFNAME='=eth0'\n" in report.advice_text(advice)
 
 
 def test_without_measurement_it_is_less_sure() -> None:
