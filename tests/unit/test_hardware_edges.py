@@ -12,9 +12,10 @@ from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.engine import Host
+from nccl_doctor.rules.engine import Host, reached
 from nccl_doctor.rules.gpudirect import sentences
 from nccl_doctor.rules.groups import groups
+from nccl_doctor.rules.hardware_table import hardware_table
 from nccl_doctor.rules.topology_view import matrix_of
 from tests.hardware_kit import machines
 from tests.hardware_kit.fleet import Facts, bundle, found, grades, report_on, words
@@ -341,6 +342,21 @@ def test_the_second_ports_of_cards_may_be_spare(
     assert grades(found(facts)) == wanted
     told = [item.title for item in report_on(facts).findings if item.id == "ib.port-down"]
     assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
+
+
+def test_of_cards_with_one_port_nobody_asks_for_a_second(healthy: Facts) -> None:
+    facts = dual(healthy)
+    for index in (0, 1):
+        facts["infiniband"]["data"]["devices"][index]["bus_id"] = f"0000:f{index}:00.0"
+    for index in (3, 5, 7):
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    assert grades(found(facts)) == {"ib.port-down": "warn"}
+
+
+def test_the_table_of_hosts_shows_a_rail_that_is_down(healthy: Facts) -> None:
+    told = bundle({"gpu01": healthy, "gpu02": port(healthy, 2, state="1: DOWN")})
+    (rates,) = [row for row in hardware_table(reached(told), told.plan) if row.subject == "rail rates (Gb/s)"]
+    assert dict(rates.values).keys() == {"8 x 400", "400 400 down 400 400 400 400 400"}
 
 
 def test_a_port_that_the_job_names_is_no_spare_one(healthy: Facts) -> None:
