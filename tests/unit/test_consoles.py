@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +30,17 @@ from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, bench_progress, comparison, history, html, progress, terminal, topology
+from nccl_doctor.report import (
+    bench_console,
+    bench_progress,
+    comparison,
+    explanation,
+    history,
+    html,
+    progress,
+    terminal,
+    topology,
+)
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
@@ -451,6 +462,25 @@ FOUND = Explanation(
     problems=(InputProblem("b.gz", "truncated"), InputProblem("run.ndb", "not measured: gpu")),
     read=InputCount(2, 1_500),
 )  # fmt: skip
+
+
+def test_the_json_of_an_explanation_keeps_its_names() -> None:
+    page = json.loads(explanation.to_json(FOUND))
+    assert page.keys() == {
+        "schema", "verdict", "sentence", "causes", "consequences", "evidence", "next", "overcome", "worth_knowing", "notes",
+        "timeline", "versions", "problems", "read", "world",
+    }  # fmt: skip
+    (cause, *_), (effect, *_) = page["causes"], page["consequences"]
+    assert cause.keys() == {
+        "id", "confidence", "title", "why", "ranks", "hosts", "evidence", "fixes", "env", "playbook",
+    }  # fmt: skip
+    assert cause["fixes"][0] == {"text": "guard the line", "command": "vi train.py", "host": "a", "risky": False}
+    line = {"file": "console.log", "line": 15, "text": "KeyError: 'dgo'", "rank": 1}
+    assert cause["evidence"][0] == line
+    assert effect == {"text": "time-out", "count": 3, "ranks": [0, 2], "hosts": [], "example": line}
+    assert page["problems"][0] == {"file": "b.gz", "problem": "truncated"}
+
+
 FOUND_SHOWN = """\
   2 files, 1.5 kB, 1.2 s
 

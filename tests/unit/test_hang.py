@@ -295,6 +295,12 @@ def test_ranks_that_are_gone_while_the_rest_waits_for_nobody_may_have_finished(l
     assert first(alone).id == "hang.rank-gone", "who sleeps in a line of the program may wait for them"
 
 
+def test_who_computes_with_a_gpu_open_may_wait_for_it_and_for_the_rank_that_is_gone() -> None:
+    answer = examine(bundle(*(process(rank, OWN, readings=CROWDED, devices=["gpu"]) for rank in (0, 2))))
+    gone = [item for item in answer.report.findings if item.id == "hang.rank-gone"]
+    assert {item.severity.value for item in gone} == {"fail"} and "at its end" not in gone[0].title
+
+
 def test_what_a_rank_says_to_itself_moves_no_job() -> None:
     away = process(3, OWN)
     own = {**_connection(3, 3), "local": "127.0.0.1:9", "peer": "127.0.0.1:8", "moved_bytes": 1 << 20}
@@ -404,6 +410,11 @@ def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
         in found.title
     )
     for item in asking:
+        item["environment"]["GROUP_RANK"] = str(1 - int(item["environment"]["GROUP_RANK"]))
+    told = [item for item in examine(bundle(*asking, launcher)).report.findings if item.id == "hang.stopped.launcher"]
+    assert [(item.severity.value, "watches the ranks of its host" in item.title) for item in told] == [("warn", True)]
+    for item in asking:
+        item["environment"]["GROUP_RANK"] = str(1 - int(item["environment"]["GROUP_RANK"]))
         item["stacks"] = [stacks(BARRIER)] * 2
     answer = examine(bundle(*asking, launcher))
     assert answer.verdict == "stands" and {item.id for item in answer.report.causes} == {

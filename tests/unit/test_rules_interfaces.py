@@ -123,6 +123,11 @@ def test_exclude_list_that_selects_loopback() -> None:
     assert (found.id, found.hosts, found.severity) == ("net.wrong-interface.loopback", ("c",), Severity.FAIL)
     assert "/etc/nccl.conf:2" in found.evidence[0].text
     assert any("lo,docker,virbr" in fix.text for fix in found.fixes)
+    set_here = {"NCCL_SOCKET_IFNAME": "^docker"}
+    found = only(
+        run("interfaces.chosen_interface", fleet({**BOND, "c": interfaces("bond0/10.0.0.3/24", environment=set_here)}))
+    )
+    assert any("exclude lo and virbr as well" in fix.text for fix in found.fixes)
 
 
 def test_one_host_alone_may_use_loopback() -> None:
