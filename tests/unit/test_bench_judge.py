@@ -190,6 +190,9 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
     assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text
     assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
+    uneven = World("nccl", "", (Share("a", 0, 8), Share("b", 8, 4)), "a", "10.0.0.1", 1)
+    assert "8 x" not in judge(measured(470.0), world=uneven).text
+    assert judge(measured(470.0), world=uneven).kind == "cannot-judge"
     without_nvlink = {"a": host(gpus=8, torch=CUDA)}
     assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
 
@@ -206,6 +209,11 @@ def test_a_run_that_did_not_come_to_the_largest_size_is_not_called_slow() -> Non
     """It was left out, a rank died before it, or the run was interrupted."""
     verdict = judge(measured(10.0), min_busbw=100.0, largest=64 << 30)
     assert verdict.kind == "cannot-judge" and "64G was not measured" in verdict.text
+
+
+def test_products_of_matrices_have_no_bandwidth_to_judge() -> None:
+    both = outcome(plan=BenchPlan(("allreduce", "gemm"), (1 << 30,)))
+    assert [item.collective for item in both.verdicts] == ["allreduce"]
 
 
 def test_wrong_results_outrank_everything() -> None:

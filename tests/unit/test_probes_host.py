@@ -374,6 +374,15 @@ def test_a_group_below_the_one_that_is_mounted_is_found_there(tmp_path: Path, be
     assert msgspec.convert(probe("system", tmp_path), System).cgroup.pids_limit == limit
 
 
+@pytest.mark.parametrize(
+    ("path", "point"), [("/data/x", "/data"), ("/data", "/data"), ("/database", "/"), ("/data/a/b", "/data/a")]
+)
+def test_a_path_lies_on_the_mount_with_the_longest_name(path: str, point: str) -> None:
+    for points in (("/", "/data", "/data/a"), ("/data/a", "/data", "/")):
+        found = filesystems.mount_of(path, [{"point": one} for one in points])
+        assert found is not None and found["point"] == point
+
+
 def test_without_a_cgroup_file_system_no_limit_is_known(tmp_path: Path) -> None:
     write_tree(tmp_path, {**system_tree(), "/proc/self/mountinfo": MOUNTS.splitlines()[0] + "\n"})
     assert msgspec.convert(probe("system", tmp_path), System).cgroup.version == 0

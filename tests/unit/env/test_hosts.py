@@ -163,6 +163,18 @@ def test_what_a_list_of_hcas_keeps(value: str, kept: bool) -> None:
     assert hca.parse(value).matches("mlx5_0", 1) is kept
 
 
+@pytest.mark.parametrize(("value", "also"), [("eth0", []), ("eth", []), ("eth1", ["eth10"]), ("=eth1", [])])
+def test_a_name_that_is_a_prefix_of_another_takes_both(value: str, also: list[str]) -> None:
+    facts = interfaces()
+    facts["addresses"] += [
+        {"name": name, "family": "inet", "address": f"10.0.{number}.1", "prefix": 24}
+        for number, name in enumerate(("eth1", "eth10"), 1)
+    ]
+    found = examine.examine(bundle=bundle(host("a", {"NCCL_SOCKET_IFNAME": value}, interfaces=facts))).remarks
+    titles = [item.finding.title for item in found if item.finding.id.endswith("ifname-prefix")]
+    assert titles == [f"NCCL_SOCKET_IFNAME={value}: {value} also takes {name}" for name in also]
+
+
 def test_the_hca_list_is_matched_against_the_host_s_devices() -> None:
     facts = bundle(host("a", {"NCCL_IB_HCA": "=mlx5_7"}, infiniband=port("4: ACTIVE")))
     (found,) = checked(facts)["environment.variables"].findings
