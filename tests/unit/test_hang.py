@@ -1139,6 +1139,12 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
     with_gpus = [process(rank, devices=["gpu"]) for rank in range(4)]
     assert not any("RAS" in gap.what for gap in examine(bundle(*with_gpus, ras=[stuck, stuck])).report.unknown)
+    talking = four()
+    for item in talking:
+        item["connections"] = []
+    even = report([90] * 4)
+    assert examine(bundle(*talking, ras=[even, even])).verdict == "stands"
+    assert examine(bundle(*talking, ras=[even])).verdict == "not-known"  # one count cannot stand still
     alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
     assert alive.verdict == "moves" and not alive.report.causes
 

@@ -16,6 +16,7 @@ from nccl_doctor.collect.mesh_plan import (
     sweep,
 )
 from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Names, Resolution, Resolver, Throughput
+from nccl_doctor.rules.mesh_pairs import shifts
 
 
 def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
@@ -94,6 +95,13 @@ def test_the_address_that_most_hosts_resolve_a_name_to_is_tested_if_the_host_has
     assert data_address("b", own, Resolver({**others, "b": own}), at) == "10.0.0.2"
     assert data_address("b", own, Resolver({"b": own}), at) == "192.168.0.2"  # its own word for itself is none
     assert data_address("b", None, Resolver(others), at) == "192.168.0.2"
+
+
+def test_every_host_sends_as_often_as_it_receives_and_never_to_itself() -> None:
+    assert shifts("a") == [] and shifts("ba") == [("a", "b"), ("b", "a")]
+    pairs = shifts([f"h{number}" for number in range(8)])
+    assert len(set(pairs)) == len(pairs) == 24 and all(one != other for one, other in pairs)
+    assert {sum(host in pair[:1] for pair in pairs) for host, _ in pairs} == {3}
 
 
 def test_further_ports_are_tried_only_where_the_first_ones_answered_and_no_limit_would_be_met() -> None:

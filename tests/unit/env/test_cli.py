@@ -192,6 +192,7 @@ def test_lint_log_takes_the_version_from_it(tmp_path: Path) -> None:
     [
         ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.", 4),
         ("2.7.8", "NCCL_SOCKET_IFNAME set by environment to eth0", 0),
+        ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.\nNCCL INFO NCCL_IB_HCA set by environment to mlx5", 0),
         ("2.16.5", "NCCL_IB_TIMEOUT set by environment to 22.", 0),
     ],
 )

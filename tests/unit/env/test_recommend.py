@@ -68,6 +68,7 @@ def test_a_healthy_cluster_needs_nothing() -> None:
     assert "eth0" in left(advice, "NCCL_SOCKET_IFNAME")
     assert "InfiniBand" in left(advice, "NCCL_IB_GID_INDEX")
     assert "all active RDMA ports are rails" in left(advice, "NCCL_IB_HCA")
+    assert "NCCL tunes these itself" in left(advice, "NCCL_ALGO") and "nobody reads" in left(advice, "NCCL_TIMEOUT")
 
 
 def test_an_interface_that_does_not_reach_its_peers() -> None:
