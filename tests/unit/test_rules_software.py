@@ -153,7 +153,7 @@ def nccl(version: str) -> dict[str, Any]:
 def test_the_minority_is_named() -> None:
     found = only(run("software_drift.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2"), "c": nccl("2.27.3")}))
     assert (found.id, found.hosts, found.severity) == ("sw.nccl-version-mismatch", ("b",), Severity.FAIL)
-    assert "2.26.2 on b" in found.title and "2.27.3" in found.title
+    assert found.title == "NCCL differs: 2.26.2 on b; the other 2 hosts have 2.27.3" and len(found.fixes) == 1
 
 
 def test_of_two_that_differ_both_are_named() -> None:
@@ -184,6 +184,17 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
     assert ids(result, Severity.WARN) == [("sw.drift.driver", ("b",))]
     assert ids(result, Severity.INFO) == [("sw.drift.system", ("b",))]
     assert "kernel (and C library) differs" in result.findings[1].title
+
+
+def test_two_versions_of_torch_are_no_other_python() -> None:
+    (found,) = [
+        item
+        for item in run(
+            "software_drift.drift", {"a": host(torch=torch(version="2.7.1"))["a"], "b": host()["a"]}
+        ).findings
+        if item.severity is Severity.FAIL
+    ]
+    assert "torch" in found.title and not any("--python" in fix.text for fix in found.fixes)
 
 
 def test_a_host_without_torch_differs_in_torch_alone() -> None:
