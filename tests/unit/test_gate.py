@@ -349,6 +349,14 @@ def test_an_ignored_cause_hides_none_of_its_consequences(tmp_path: Path) -> None
     assert states(after)["gpu02"] == BAD
 
 
+def test_an_entry_that_has_expired_ignores_nothing_any_more(tmp_path: Path) -> None:
+    report = judge(loopback("gpu02").bundle())
+    text = "[[ignore]]\nid = 'net.hostname-resolution'\nuntil = {}\nreason = 'known'\n"
+    for until, state in (("2026-11-21", HEALTHY), ("2026-11-20", BAD)):
+        after = policy.apply(report, policy.load(write(tmp_path, text.format(until))), TODAY)
+        assert states(after)["gpu02"] == state
+
+
 def test_a_good_host_that_is_not_needed_is_not_kept_away_from() -> None:
     report = judge(loopback("gpu02").bundle())
     gate = decide(report, min_hosts=1, spares=1)
