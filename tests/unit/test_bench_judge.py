@@ -190,9 +190,11 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
     assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text
     assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
-    uneven = World("nccl", "", (Share("a", 0, 8), Share("b", 8, 4)), "a", "10.0.0.1", 1)
-    assert "8 x" not in judge(measured(470.0), world=uneven).text
-    assert judge(measured(470.0), world=uneven).kind == "cannot-judge"
+    net = {"transports": {"NET/IB": 16, "P2P/CUMEM": 16}, "hcas": {"a": ("mlx5_0:1/IB",)}}
+    ib = Path("nccl", "", True, nccl=nccl_path(**net))
+    for ranks, published in ((8, True), (4, False)):  # nobody publishes numbers of uneven hosts
+        both = World("nccl", "", (Share("a", 0, 8), Share("b", 8, ranks)), "a", "10.0.0.1", 1)
+        assert ("expected" in judge(measured(400.0), world=both, path=ib).text) is published
     without_nvlink = {"a": host(gpus=8, torch=CUDA)}
     assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
 

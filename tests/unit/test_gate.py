@@ -349,6 +349,19 @@ def test_an_ignored_cause_hides_none_of_its_consequences(tmp_path: Path) -> None
     assert states(after)["gpu02"] == BAD
 
 
+@pytest.mark.parametrize(
+    ("hosts", "confidence", "folded"),
+    [("ab", 0.5, True), ("ab", 1.0, False), ("abc", 0.5, False), ("a", 1.0, True), ("b", 0.5, False)],
+)
+def test_the_fault_of_one_host_explains_what_one_of_two_has_and_no_more(
+    hosts: str, confidence: float, folded: bool
+) -> None:
+    cause = finding("net.mtu", Severity.FAIL, "cause", Evidence("x"), hosts=["a"], explains=["net.latency"])
+    effect = finding("net.latency", Severity.WARN, "effect", Evidence("y"), hosts=hosts, confidence=confidence)
+    (told,) = [item for item in folded_and_sorted([cause, effect]) if item.id == "net.latency"]
+    assert bool(told.folded_under) is folded
+
+
 def test_an_entry_that_has_expired_ignores_nothing_any_more(tmp_path: Path) -> None:
     report = judge(loopback("gpu02").bundle())
     text = "[[ignore]]\nid = 'net.hostname-resolution'\nuntil = {}\nreason = 'known'\n"
