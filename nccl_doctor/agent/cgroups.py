@@ -27,7 +27,7 @@ def _cgroup_places(process: str = "self") -> Dict[str, List[str]]:
         for name in names:
             relative = own.get(name, "/")
             if mount["root"] != "/" and relative.startswith(mount["root"]):
-                relative = relative[len(mount["root"]) :] or "/"
+                relative = relative[len(mount["root"]) :]
             place = os.path.normpath(mount["point"] + "/" + relative)
             if not os.path.isdir(path(place)):
                 place = mount["point"]  # the path is the outer host's; what is mounted is the container's own

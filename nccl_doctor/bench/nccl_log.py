@@ -232,7 +232,7 @@ def combine(logs: Mapping[int, RankLog], host_of: Mapping[int, str], world: int,
         incomplete.append(f"no connection of rank {few(unconnected, 8)} in any log")
     transports: dict[str, int] = {}
     for edge in edges:
-        if edge.kind != "NET" or edge.side != "receive":  # both sides of a network connection print a line
+        if edge.side != "receive":  # both sides of a network connection print a line
             transports[edge.via] = transports.get(edge.via, 0) + 1
     sends = [edge for edge in edges if edge.kind == "NET" and edge.side != "receive"]
     devices: dict[str, set[int]] = {}

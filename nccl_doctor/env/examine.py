@@ -75,7 +75,7 @@ def examine(
         problems += reading.problems
     for path in logs:
         found, refused, version = _log(path, problems)
-        if version and not nccl_version:
+        if not nccl_version:
             nccl_version, said = version, f"from {path}"
         assignments += found
         extra += refused
@@ -83,7 +83,7 @@ def examine(
             looked_at.append(path)
     if bundle is not None:
         fleet = hosts.of_facts(bundle)
-        if fleet.nccl_version and not nccl_version:
+        if not nccl_version:
             nccl_version, said = fleet.nccl_version, "found on the hosts"
         torch_version = torch_version or fleet.torch_version
         devices = fleet.devices
@@ -93,9 +93,8 @@ def examine(
         problems += fleet.problems
     else:  # what is linted here will most likely run with what is installed here
         torch_version = torch_version or _installed("torch")
-        here_nccl = next(filter(None, map(_installed, _NCCL_WHEELS)), "")
-        if here_nccl and not nccl_version:
-            nccl_version, said = here_nccl, "installed in this Python"
+        if not nccl_version:
+            nccl_version, said = next(filter(None, map(_installed, _NCCL_WHEELS)), ""), "installed in this Python"
     if not paths and not logs and bundle is None:
         here = sources.of_this_process(nccl_version)
         assignments += here.all

@@ -37,8 +37,7 @@ def drift(bundle: Bundle) -> list[DriftLine]:
 
 def _drift_line(row: DriftRow) -> DriftLine:
     values = [
-        (value or "none", fold(hosts), not row.equal and (row.tie or value != row.majority))
-        for value, hosts in row.values[:VALUES_SHOWN]
+        (value or "none", fold(hosts), row.tie or value != row.majority) for value, hosts in row.values[:VALUES_SHOWN]
     ]
     if rest := row.values[VALUES_SHOWN:]:
         values.append((f"{len(rest)} more values", fold(host for _, hosts in rest for host in hosts), True))

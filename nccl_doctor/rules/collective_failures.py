@@ -233,7 +233,7 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
     A host that is asked by several is to blame; one that several do not answer has its own way out blocked. Of one
     connection between two hosts nobody can say which end it is. A rank that has failed refuses whoever comes later.
     """
-    failed = {rank.host for rank in bad if _failed_alone(rank)}
+    failed = {rank.host for rank in bad if rank.raised}
     asked: dict[tuple[str, str], list[tuple[RankOnHost, Evidence]]] = {}
     for rank in bad:
         for address, proof in _not_connected(rank):
@@ -267,16 +267,11 @@ def _unanswered(ranks: list[RankOnHost], bad: list[RankOnHost], owners: Mapping[
         )
 
 
-def _failed_alone(rank: RankOnHost) -> bool:
-    """Whether it failed by itself: it was neither ended by us nor stuck."""
-    return rank.raised and not rank.end.killed
-
-
 def _not_connected(rank: RankOnHost) -> Iterator[tuple[str, Evidence]]:
     """The addresses that a rank could not connect to, with what says so."""
     for place in (rank.end.error.dialling if rank.end.error else None) or ():
         yield (place.rpartition(":")[0].strip("[]"), rank.evidence(f"connect {place}: no answer (SYN_SENT)", _DIALLED))
-    if _failed_alone(rank):
+    if rank.raised:
         for why, address, port in _REFUSED.findall(rank.text):
             yield address, rank.evidence(f"connect {address}:{port}: {why}", "exception")
 

@@ -196,6 +196,7 @@ def clock_offset(fleet: Fleet) -> Iterator[Finding]:
 
     The clocks of all hosts and of the machine that runs the check are compared: a host is wrong where most agree on
     another time. Where that machine is the odd one, no host is. Where no time has a majority, nobody knows which is right.
+    A host whose answers took so long that its clock may be either is unknown.
     """
     clocks = fleet.every(Clock)
     # Half of the hosts against the other half: this machine, at 0, decides.
@@ -206,6 +207,8 @@ def clock_offset(fleet: Fleet) -> Iterator[Finding]:
     for host, clock in clocks.items():
         off = clock.offset - usual
         if abs(off) - clock.uncertainty <= CLOCK_SECONDS:
+            if abs(off) + clock.uncertainty > CLOCK_SECONDS:
+                fleet.lack(Clock.PROBE, f"known to +- {clock.uncertainty:.1f} s: its answers took too long", host)
             continue
         way, than = ("ahead", "ahead of") if off > 0 else ("behind", "behind")
         told = way if known else f"{than} this machine's; nothing says which of the clocks is right"

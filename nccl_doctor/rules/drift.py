@@ -70,7 +70,7 @@ def quoted(drift: DriftRow) -> Evidence:
 
 def joined(texts: Sequence[str]) -> str:
     """One value of each part of a host: ``400 400 400 200``, or ``8 x 400`` where all are equal."""
-    return f"{len(texts)} x {texts[0]}" if texts and len(set(texts)) == 1 else " ".join(texts)
+    return f"{len(texts)} x {texts[0]}" if len(set(texts)) == 1 else " ".join(texts)
 
 
 def table(rows: Mapping[str, Mapping[str, str]]) -> tuple[DriftRow, ...]:

@@ -106,15 +106,13 @@ def decide(
     wanted = len(report.hosts) if min_hosts is None else min_hosts
     go = bool(ordered) and len(ordered) >= wanted
     chosen = ordered[:wanted] if spares is not None else ordered
-    rest = ordered[len(chosen) :][: spares or 0]
-    good = tuple(sorted(ordered))
     return Gate(
         go,
         decisions,
-        chosen=tuple(sorted(chosen)) if go else good,
-        spares=tuple(rest) if go else (),
+        chosen=tuple(sorted(chosen)),
+        spares=tuple(ordered[len(chosen) :][:spares]),
         reason=f"{len(ordered)} of {len(report.hosts)} hosts are good, {wanted} needed",
-        good=good,
+        good=tuple(sorted(ordered)),
     )
 
 

@@ -96,8 +96,7 @@ class HostConfig(msgspec.Struct, frozen=True):
 
     def expand(self, text: str) -> str:
         """``~``, ``${NAME}`` and percent tokens of a path, as ssh_config(5) has them."""
-        if "$" in text:
-            text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], ""), text)
+        text = re.sub(r"\$\{(\w+)\}", lambda found: os.environ.get(found[1], ""), text)
         if "%" in text:
             tokens = self._tokens()
             text = re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)

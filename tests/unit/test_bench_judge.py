@@ -190,6 +190,11 @@ def test_published_numbers_judge_what_was_measured_on_such_a_machine() -> None:
     once = judge(msgspec.structs.replace(measured(470.0), spread=spread_of([18.0])))
     assert once.kind == "cannot-judge" and "cannot tell: 1 time only" in once.text
     assert judge(measured(470.0), device="NVIDIA GH100").kind == "cannot-judge"  # another product
+    net = {"transports": {"NET/IB": 16, "P2P/CUMEM": 16}, "hcas": {"a": ("mlx5_0:1/IB",)}}
+    ib = Path("nccl", "", True, nccl=nccl_path(**net))
+    for ranks, published in ((8, True), (4, False)):  # nobody publishes numbers of uneven hosts
+        both = World("nccl", "", (Share("a", 0, 8), Share("b", 8, ranks)), "a", "10.0.0.1", 1)
+        assert ("expected" in judge(measured(400.0), world=both, path=ib).text) is published
     without_nvlink = {"a": host(gpus=8, torch=CUDA)}
     assert judge(measured(30.0), prepared=without_nvlink).kind == "cannot-judge"  # peer access over PCIe
 
@@ -218,6 +223,11 @@ def test_a_run_that_did_not_come_to_the_largest_size_is_not_called_slow() -> Non
     """It was left out, a rank died before it, or the run was interrupted."""
     verdict = judge(measured(10.0), min_busbw=100.0, largest=64 << 30)
     assert verdict.kind == "cannot-judge" and "64G was not measured" in verdict.text
+
+
+def test_products_of_matrices_have_no_bandwidth_to_judge() -> None:
+    both = outcome(plan=BenchPlan(("allreduce", "gemm"), (1 << 30,)))
+    assert [item.collective for item in both.verdicts] == ["allreduce"]
 
 
 def test_wrong_results_outrank_everything() -> None:
@@ -287,7 +297,7 @@ def test_the_binding_link_is_named() -> None:
     assert inside is not None and inside.gbs == pytest.approx(478.1, abs=0.1) and "18 NVLinks" in inside.words
     sockets = Path("nccl", "", True, nccl=nccl_path(transports={"NET/Socket": 16}))
     assert find_ceiling(two, sockets, Results(16), {"a": full, "b": full}) is None
-    pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "3, 16"))
+    pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
     slot = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": pcie})
     assert slot is not None and slot.gbs == pytest.approx(15.76) and "PCIe 3.0 x16" in slot.words
     pairs = Results(2, links=(Link(0, 1, 1 << 23, 1.25),), ranks=(RankRecord(0, "a"), RankRecord(1, "b")))
@@ -308,7 +318,10 @@ def test_a_path_worse_than_the_hardware_is_a_finding() -> None:
         "net.slow.socket-despite-ib"
     ]
     good = {"transports": {"NET/IB": 16, "P2P/CUMEM": 8}, "net_edges": 16, "gdr_edges": 16, "devices": {"a": 8, "b": 8}}
-    assert ids(**good) == []
+    assert ids(**good) == ids(**{**good, "devices": {}}) == []  # no connection told its device
+    assert (
+        ids(**{**good, "transports": {"NET/OFI": 16}, "devices": {"a": 1, "b": 1}}) == []
+    )  # not NCCL's own InfiniBand
     assert ids(**{**good, "gdr_edges": 4}) == ["ib.gdr.not-used"]
     assert ids(**{**good, "devices": {"a": 1, "b": 8}}) == ["net.slow.few-rails"]
     assert ids(**{**good, "transports": {"NET/IB": 16, "SHM/direct": 8}}) == ["gpu.p2p.shm-despite-nvlink"]
@@ -393,6 +406,8 @@ def test_a_saved_run_reads_back_and_other_files_are_refused(tmp_path: Any) -> No
             read(tmp_path / name)
     assert misfit(found.world, found.results, found.plan, found) == ""
     assert "backend" in misfit(GLOO, found.results, found.plan, found)
+    assert outcome(asked=Asked(baseline=found)).changes
+    assert not outcome(asked=Asked(baseline=msgspec.structs.replace(found, world=GLOO))).changes
 
 
 def test_plots_are_well_formed_and_carry_nothing_foreign() -> None:

@@ -134,7 +134,12 @@ def test_the_path_is_proved_by_every_rank() -> None:
     path = combine({rank: read(text) for rank, text in logs(4).items()}, hosts(4), 4)
     assert path.proved and path.transports == {"NET/IB": 4} and (path.gdr_edges, path.net_edges) == (4, 4)
     assert path.devices == {"h0": 1, "h1": 1, "h2": 1, "h3": 1}
-    assert "GPUDirect on 4 of 4 network connections" in path.words
+    assert "GPUDirect on 4 of 4 network connections, 1 network device per host" in path.words
+    received = {rank: text.replace("] [send] via NET/IB/0", "] [send] via NET/IB/7") for rank, text in logs(4).items()}
+    both = combine({rank: read(text) for rank, text in received.items()}, hosts(4), 4)
+    assert both.transports == {"NET/IB": 4} and both.devices == {"h0": 2, "h1": 2, "h2": 2, "h3": 2}
+    only = {0: read(info("Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/3"))}
+    assert combine(only, hosts(2), 2).devices == {"h0": 1}
 
 
 def test_a_missing_or_cut_log_proves_nothing() -> None:

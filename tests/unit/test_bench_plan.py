@@ -18,7 +18,7 @@ from test_bench_judge import outcome
 from typing_in import typed
 
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
-from nccl_doctor.bench.model import DTYPES, full_dtype
+from nccl_doctor.bench.model import DTYPES, BenchPlan, full_dtype
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
 from nccl_doctor.bench.verdict import change_words
@@ -187,3 +187,10 @@ def test_a_product_that_is_no_number_is_wrong() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
+
+
+def test_a_graph_is_of_nccl_alone() -> None:
+    plan = BenchPlan(("allreduce",), (1 << 20,), cuda_graph=True)
+    assert plan.settled("nccl", "", gpu=True).cuda_graph
+    with pytest.raises(ValueError, match=r"this is gloo \(no GPU\)"):
+        plan.settled("gloo", "no GPU", gpu=False)

@@ -79,6 +79,7 @@ def test_pmi() -> None:
         (dict(TORCHRUN, WORLD_SIZE="0", RANK="0"), "not a rank"),
         (dict(TORCHRUN, LOCAL_WORLD_SIZE="9"), "contradicting"),
         (dict(TORCHRUN, MASTER_PORT="http"), "MASTER_PORT"),
+        ({name: value for name, value in SRUN.items() if "NODELIST" not in name}, "MASTER_ADDR is not set"),
         ({"PMIX_RANK": "1"}, "how many ranks"),
         ({"PMI_RANK": "1"}, "PMI_SIZE"),
     ],

@@ -81,7 +81,7 @@ def test_what_is_kept_of_a_good_run_is_small() -> None:
 
 
 def test_a_host_that_never_answers_is_not_waited_for_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = {"host": "h", "ranks": [dict(RANK, finished=False, exit=70)], "events": []}
+    failed = {"host": "h", "ranks": [RANK, dict(RANK, finished=False, exit=70)], "events": []}
     sessions = {"a": Session(bench=failed), "b": Session(delay_s=60.0)}
     world = World("gloo", "", (Share("a", 0, 1), Share("b", 1, 1)), "a", "10.0.0.1", 1)
     plan = msgspec.structs.replace(SHORT_PLAN, limit_s=0.1)

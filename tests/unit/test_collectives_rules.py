@@ -12,7 +12,7 @@ from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResul
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine
-from nccl_doctor.rules.collective_failures import failures
+from nccl_doctor.rules.collective_failures import failures, lost_hosts
 from nccl_doctor.rules.collective_rates import slow_hosts, wrong_results
 
 GONE = "Connection closed by peer [10.0.0.2]:1234. This is typically caused by a remote worker hanging"
@@ -158,6 +158,19 @@ def test_a_run_that_ended_well_has_no_findings() -> None:
 def test_a_lost_host_is_the_root() -> None:
     found = list(failures(world(end(0, **STUCK)), {"h1": "connection lost: the stream ended"}))
     assert [(item.id, item.hosts) for item in found] == [("collectives.host-lost", ("h1",))]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail", "lost"),
+    [
+        (Outcome.FAILED, "connection lost: the stream ended", True),
+        (Outcome.FAILED, "no Python with torch", False),
+        (Outcome.TIMED_OUT, "no answer: the agent has fallen silent", True),
+        (Outcome.TIMED_OUT, "stopped by the run's deadline", False),  # ours: no fault of the host
+    ],
+)
+def test_who_was_stopped_by_our_deadline_is_not_lost(outcome: Outcome, detail: str, lost: bool) -> None:
+    assert lost_hosts({"h1": ProbeResult(outcome, None, detail)}) == ({"h1": detail} if lost else {})
 
 
 def size(wrong: list[int], collective: str = "allreduce") -> dict[str, Any]:

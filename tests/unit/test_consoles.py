@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +30,17 @@ from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.facts.topology_matrix import parse
 from nccl_doctor.findings.model import Evidence, Fix, Severity, finding
 from nccl_doctor.history.analyse import analyse
-from nccl_doctor.report import bench_console, bench_progress, comparison, history, html, progress, terminal, topology
+from nccl_doctor.report import (
+    bench_console,
+    bench_progress,
+    comparison,
+    explanation,
+    history,
+    html,
+    progress,
+    terminal,
+    topology,
+)
 from nccl_doctor.report import console as consoles
 from nccl_doctor.report.explanation_text import print_explanation
 from nccl_doctor.rules import compare, gate
@@ -195,6 +206,20 @@ def test_a_benchmark() -> None:
 def test_the_lines_of_the_plot_are_called_as_in_the_tables() -> None:
     sizes = [measured(10.0 * number, 1 << 19 + number, mode=mode) for mode in ("copy", "in") for number in (1, 2, 3)]
     assert "busbw  ● copy + in place   ○ in place" in drawn(bench_console.render, outcome(results=results(*sizes)))
+
+
+def test_each_mode_of_a_collective_has_a_table_of_its_own() -> None:
+    found = results(*(measured(gbs, 1 << 20, "allreduce", mode) for gbs, mode in ((40.0, "in"), (50.0, "out"))))
+    told = drawn(bench_console.render, outcome(results=found))
+    inside, out = told.split("out of place")
+    assert [(part.count("1M  "), "50 GB/s" in part) for part in (inside, out)] == [(1, False), (1, True)]
+
+
+@pytest.mark.parametrize("saved", ["", "b.ndb"])
+def test_the_last_line_says_where_it_was_saved_if_it_was(saved: str) -> None:
+    report = judge(Builder().bundle())
+    last = drawn(consoles.tail, report, saved=saved, exit_code=None).splitlines()[-1]
+    assert last == "  4 hosts, 0.0 s" + (f"   saved: {saved}" if saved else "")
 
 
 def test_findings_of_a_benchmark_are_told_as_those_of_a_check() -> None:
@@ -442,6 +467,25 @@ FOUND = Explanation(
     problems=(InputProblem("b.gz", "truncated"), InputProblem("run.ndb", "not measured: gpu")),
     read=InputCount(2, 1_500),
 )  # fmt: skip
+
+
+def test_the_json_of_an_explanation_keeps_its_names() -> None:
+    page = json.loads(explanation.to_json(FOUND))
+    assert page.keys() == {
+        "schema", "verdict", "sentence", "causes", "consequences", "evidence", "next", "overcome", "worth_knowing", "notes",
+        "timeline", "versions", "problems", "read", "world",
+    }  # fmt: skip
+    (cause, *_), (effect, *_) = page["causes"], page["consequences"]
+    assert cause.keys() == {
+        "id", "confidence", "title", "why", "ranks", "hosts", "evidence", "fixes", "env", "playbook",
+    }  # fmt: skip
+    assert cause["fixes"][0] == {"text": "guard the line", "command": "vi train.py", "host": "a", "risky": False}
+    line = {"file": "console.log", "line": 15, "text": "KeyError: 'dgo'", "rank": 1}
+    assert cause["evidence"][0] == line
+    assert effect == {"text": "time-out", "count": 3, "ranks": [0, 2], "hosts": [], "example": line}
+    assert page["problems"][0] == {"file": "b.gz", "problem": "truncated"}
+
+
 FOUND_SHOWN = """\
   2 files, 1.5 kB, 1.2 s
 

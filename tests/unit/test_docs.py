@@ -44,6 +44,20 @@ def test_playbook_format(id: str) -> None:
         assert book.section(heading), f"{id}: {heading} is empty"
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("title: a\n---\nbody\n", "must begin with front matter"),
+        ("---\ntitle: a\n", "must begin with front matter"),
+        ("---\ntitle: [\n---\nbody\n", "front matter: "),
+        ("---\ntitle: a\n---\nbody\n", "front matter: "),
+    ],
+)
+def test_what_is_no_playbook_is_refused(text: str, why: str) -> None:
+    with pytest.raises(playbooks.PlaybookError, match=f"^p.md: {why}"):
+        playbooks.parse(text, "p.md")
+
+
 @pytest.mark.parametrize("id", playbooks.names())
 def test_a_playbook_on_a_terminal_has_all_words_and_no_long_prose(id: str) -> None:
     book = playbooks.load(id)

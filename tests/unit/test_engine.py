@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.model import Bundle, Fact, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
-from nccl_doctor.findings.model import Evidence, Finding, Severity, finding
+from nccl_doctor.findings.model import Evidence, Finding, Place, Severity, finding
 from nccl_doctor.rules import engine
 
 
@@ -102,3 +102,13 @@ def test_a_finding_without_evidence_is_refused() -> None:
         finding("x", Severity.FAIL, "t", [])
     with pytest.raises(ValueError, match="no evidence"):
         finding("x", Severity.FAIL, "t", Evidence("  "))
+
+
+def test_a_place_without_a_host_makes_no_nameless_one() -> None:
+    assert finding("x", Severity.FAIL, "t", Evidence("e"), places=[Place(rank=3), Place(host="a")]).hosts == ("a",)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.1])
+def test_a_finding_that_is_sure_of_nothing_or_of_more_than_all_is_refused(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence"):
+        finding("x", Severity.FAIL, "t", Evidence("e"), confidence=confidence)

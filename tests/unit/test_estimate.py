@@ -247,6 +247,9 @@ def test_a_step_by_hand() -> None:
     assert large.share is not None and large.share.high == pytest.approx(0.375 / 1.34)
     assert large.efficiency is not None and large.efficiency.low == pytest.approx(1 / 1.34)
     assert (small.met, large.met) == ("met", "cannot-tell")
+    (_, unsure) = asked(runs=(("r.json", off_by(saved(), 0.25)),)).rows
+    assert unsure.communication is not None
+    assert unsure.communication.high / unsure.communication.low == pytest.approx(50 / 32, rel=0.01)
 
 
 def test_errors_of_two_runs_do_not_cancel_out() -> None:

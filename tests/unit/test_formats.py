@@ -15,7 +15,7 @@ from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Place,
 from nccl_doctor.report import formats
 from nccl_doctor.report.formats.github import summary
 from nccl_doctor.rules.gate import decide
-from nccl_doctor.rules.judge import judge
+from nccl_doctor.rules.judge import StageResult, judge
 
 # What can drive a terminal, a CI runner, XML or HTML.
 HOSTILE = (
@@ -84,6 +84,16 @@ def test_junit_shows_what_was_not_measured_as_an_error_and_never_as_passed() -> 
     report = judge(bundle)
     tree = ElementTree.fromstring(formats.render("junit", report, decide(report), bundle))
     assert [case.get("name") for case in tree.iter("testcase") if case.find("error") is not None] == ["gpu03"]
+
+
+def test_junit_shows_a_stage_that_does_not_apply_as_skipped_and_never_as_passed() -> None:
+    report = judge(Builder().bundle())
+    none = StageResult("gpu", "skipped", 0, 4, "no NVIDIA GPU on any host")
+    report = msgspec.structs.replace(report, stages=(*report.stages, none))
+    tree = ElementTree.fromstring(formats.render("junit", report, decide(report), Builder().bundle()))
+    cases = [case for case in tree.iter("testcase") if case.get("classname") == "nccl-doctor.gpu"]
+    told = [skipped.get("message") for case in cases if (skipped := case.find("skipped")) is not None]
+    assert told == ["no NVIDIA GPU on any host"] * len(cases) == [none.reason] * 4
 
 
 @pytest.mark.parametrize("change", [{"stages": ("collectives",)}, {"stages": ()}, {"hosts": ()}])
@@ -177,6 +187,10 @@ def test_prometheus_and_nhc_lines() -> None:
     gate = decide(report)
     metrics = formats.render("prometheus", report, gate, bundle)
     assert 'nccl_doctor_host_state{host="gpu02",state="bad"} 1' in metrics and "nccl_doctor_go 0" in metrics
+    cause = report.causes[0]
+    assert f'nccl_doctor_finding{{host="gpu02",id="{cause.id}",severity="fail"}} 1' in metrics
+    of_all = msgspec.structs.replace(report, findings=(msgspec.structs.replace(cause, hosts=()),))
+    assert '_finding{host="cluster",' in formats.render("prometheus", of_all, gate, bundle)
     for line in metrics.splitlines():
         assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
     assert formats.render("nhc", report, gate, bundle).startswith(
@@ -254,6 +268,8 @@ def test_github_summary_escapes_markdown() -> None:
     report = judge(bundle)
     text = summary(report, decide(report))
     assert "<script>" not in text and "no-go" in text and "\x1b" not in text
+    gate = msgspec.structs.replace(decide(report), reason="[a](b) | @all of 4")
+    assert "no-go (\\[a\\]\\(b\\) \\| \\@all of 4)" in summary(report, gate)
 
 
 def test_github_annotations_name_the_hosts_where_there_are_any() -> None:

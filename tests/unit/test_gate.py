@@ -76,11 +76,22 @@ def test_warnings_make_suspects_that_run_unless_strict() -> None:
     assert decide(report).go and not decide(report, strict=True).go
 
 
+def test_one_end_of_a_link_that_failed_is_not_good_whatever_else_it_is_warned_of() -> None:
+    slow = finding("net.latency", Severity.WARN, "slow", Evidence("a"), hosts=["gpu02"])
+    broken = finding(
+        "net.firewall.dropped", Severity.FAIL, "one of them", Evidence("b"), hosts=["gpu02", "gpu03"], confidence=0.5
+    )
+    report = msgspec.structs.replace(judge(Builder().bundle()), findings=folded_and_sorted([slow, broken]))
+    assert states(report)["gpu02"] == SUSPECT
+    assert decide(report, min_hosts=2).good == ("gpu01", "gpu04")
+
+
 def test_spares_choose_alike_hosts_first() -> None:
     report = judge(Builder().bundle())
     groups = {"gpu01": "old", "gpu02": "new", "gpu03": "new", "gpu04": "new"}
     gate = decide(report, min_hosts=2, spares=1, groups=groups)
     assert gate.chosen == ("gpu02", "gpu03") and gate.spares == ("gpu04",)
+    assert decide(report, min_hosts=2, spares=0, groups=groups).spares == ()
 
 
 def write(tmp_path: Path, text: str, name: str = "nccl-doctor.toml") -> Path:
@@ -336,6 +347,27 @@ def test_an_ignored_cause_hides_none_of_its_consequences(tmp_path: Path) -> None
     after = policy.apply(report, rules, TODAY)
     assert [item.id for item in after.causes if item.severity is Severity.FAIL] == ["collectives.failed"]
     assert states(after)["gpu02"] == BAD
+
+
+@pytest.mark.parametrize(
+    ("hosts", "confidence", "folded"),
+    [("ab", 0.5, True), ("ab", 1.0, False), ("abc", 0.5, False), ("a", 1.0, True), ("b", 0.5, False)],
+)
+def test_the_fault_of_one_host_explains_what_one_of_two_has_and_no_more(
+    hosts: str, confidence: float, folded: bool
+) -> None:
+    cause = finding("net.mtu", Severity.FAIL, "cause", Evidence("x"), hosts=["a"], explains=["net.latency"])
+    effect = finding("net.latency", Severity.WARN, "effect", Evidence("y"), hosts=hosts, confidence=confidence)
+    (told,) = [item for item in folded_and_sorted([cause, effect]) if item.id == "net.latency"]
+    assert bool(told.folded_under) is folded
+
+
+def test_an_entry_that_has_expired_ignores_nothing_any_more(tmp_path: Path) -> None:
+    report = judge(loopback("gpu02").bundle())
+    text = "[[ignore]]\nid = 'net.hostname-resolution'\nuntil = {}\nreason = 'known'\n"
+    for until, state in (("2026-11-21", HEALTHY), ("2026-11-20", BAD)):
+        after = policy.apply(report, policy.load(write(tmp_path, text.format(until))), TODAY)
+        assert states(after)["gpu02"] == state
 
 
 def test_a_good_host_that_is_not_needed_is_not_kept_away_from() -> None:

@@ -301,6 +301,12 @@ def test_ranks_that_are_gone_while_the_rest_waits_for_nobody_may_have_finished(l
     assert first(alone).id == "hang.rank-gone", "who sleeps in a line of the program may wait for them"
 
 
+def test_who_computes_with_a_gpu_open_may_wait_for_it_and_for_the_rank_that_is_gone() -> None:
+    answer = examine(bundle(*(process(rank, OWN, readings=CROWDED, devices=["gpu"]) for rank in (0, 2))))
+    gone = [item for item in answer.report.findings if item.id == "hang.rank-gone"]
+    assert {item.severity.value for item in gone} == {"fail"} and "at its end" not in gone[0].title
+
+
 def test_what_a_rank_says_to_itself_moves_no_job() -> None:
     away = process(3, OWN)
     own = {**_connection(3, 3), "local": "127.0.0.1:9", "peer": "127.0.0.1:8", "moved_bytes": 1 << 20}
@@ -410,6 +416,11 @@ def test_a_stopped_torchrun_holds_who_asks_its_store() -> None:
         in found.title
     )
     for item in asking:
+        item["environment"]["GROUP_RANK"] = str(1 - int(item["environment"]["GROUP_RANK"]))
+    told = [item for item in examine(bundle(*asking, launcher)).report.findings if item.id == "hang.stopped.launcher"]
+    assert [(item.severity.value, "watches the ranks of its host" in item.title) for item in told] == [("warn", True)]
+    for item in asking:
+        item["environment"]["GROUP_RANK"] = str(1 - int(item["environment"]["GROUP_RANK"]))
         item["stacks"] = [stacks(BARRIER)] * 2
     answer = examine(bundle(*asking, launcher))
     assert answer.verdict == "stands" and {item.id for item in answer.report.causes} == {
@@ -537,6 +548,10 @@ def test_without_stacks_the_kernel_function_tells_with_less_certainty() -> None:
     ranks[1]["readings"] = [reading(waits_in="pipe_write", main={"call": "write", "file": "/ckpt/last.pt"})] * 2
     found = first(examine(bundle(*ranks, no_stacks="left out")))
     assert found.id == "hang.elsewhere" and blamed(found) == [("gpu01", 1)] and found.confidence <= 0.6
+    refused = {"outcome": "not-permitted", "detail": "ptrace"}
+    unread = [*four()[:3], process(3, stacks=[refused, refused])]
+    gaps = {gap.what: gap.why for gap in examine(bundle(*unread)).report.unknown}
+    assert gaps["the Python stack of rank 3 (pid 103)"] == "not-permitted: ptrace"
     assert "write /ckpt/last.pt" in found.evidence[0].text
     ranks[1]["readings"] = [reading("R", waits_in=""), reading("R", 1.1, waits_in="")]
     found = first(examine(bundle(*ranks, no_stacks="left out")))
@@ -904,7 +919,8 @@ def test_who_pickles_for_a_collective_is_at_work_and_in_no_other_call() -> None:
 
 def test_two_groups_of_ranks_in_two_collectives_may_stand_for_another_reason() -> None:
     pairs = [process(rank, calls("all_reduce" if rank < 2 else "all_gather", rank // 2)) for rank in range(4)]
-    assert mismatch(examine(bundle(*pairs))).confidence == 0.8
+    found = mismatch(examine(bundle(*pairs)))
+    assert found.confidence == 0.8 and len(blamed(found)) == 4  # none of two halves is the odd one
     for item in pairs[:2]:  # both pairs' groups are whole, but in this one all four have to come
         item["stacks"] = [stacks(calls("all_reduce", 0, default_group=True))] * 2
     assert mismatch(examine(bundle(*pairs))).confidence == 0.9
@@ -1127,6 +1143,14 @@ def test_two_ras_reports_name_who_is_behind() -> None:
     found = first(examine(bundle(*four(), ras=[stuck, stuck])))
     assert found.id == "hang.behind" and blamed(found) == [("gpu02", 2)] and "89" in found.evidence[0].text
     assert found.fixes[0].command.endswith("--pid 102") and found.fixes[0].host == "gpu02"
+    with_gpus = [process(rank, devices=["gpu"]) for rank in range(4)]
+    assert not any("RAS" in gap.what for gap in examine(bundle(*with_gpus, ras=[stuck, stuck])).report.unknown)
+    talking = four()
+    for item in talking:
+        item["connections"] = []
+    even = report([90] * 4)
+    assert examine(bundle(*talking, ras=[even, even])).verdict == "stands"
+    assert examine(bundle(*talking, ras=[even])).verdict == "not-known"  # one count cannot stand still
     alive = examine(bundle(*four(), ras=[stuck, report([95, 95, 94, 95])]))
     assert alive.verdict == "moves" and not alive.report.causes
 

@@ -12,8 +12,13 @@ from recorded_host import probe
 
 from nccl_doctor.agent.probes import system
 from nccl_doctor.findings.model import Severity
+from nccl_doctor.rules.engine import Host, reached
+from nccl_doctor.rules.gpudirect import sentences
+from nccl_doctor.rules.groups import groups
+from nccl_doctor.rules.hardware_table import hardware_table
+from nccl_doctor.rules.topology_view import matrix_of
 from tests.hardware_kit import machines
-from tests.hardware_kit.fleet import Facts, found, grades, report_on, words
+from tests.hardware_kit.fleet import Facts, bundle, found, grades, report_on, words
 from tests.hardware_kit.machines import H100, Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
@@ -54,6 +59,12 @@ def link(facts: Facts, index: int, **values: Any) -> Facts:
 
 def test_the_healthy_board_is_healthy(healthy: Facts, healthy_roce: Facts) -> None:
     assert found(healthy) == found(healthy_roce) == found(healthy, healthy, healthy) == {}
+
+
+@pytest.mark.parametrize("name", ["gpus", "ib-ports"])
+def test_hardware_that_is_required(name: str, healthy: Facts) -> None:
+    assert not found(healthy, require=(f"{name}=8",))
+    assert grades(found(healthy, require=(f"{name}=9",))) == {f"require.{name}": "fail"}
 
 
 @pytest.mark.parametrize(
@@ -302,6 +313,7 @@ def test_an_uptime_of_less_than_a_day_counts_as_one(healthy: Facts) -> None:
 def test_a_port_that_is_down(state: str, physical: str | None, id: str, quote: str, healthy: Facts) -> None:
     seen = found(port(healthy, 3, state=state, phys_state=physical))
     assert set(seen) == {id} and quote in seen[id].title and "7 of 8 rails are active" in seen[id].title
+    assert not any("ip link" in fix.command for fix in seen[id].fixes)  # an InfiniBand port is none of its netdev
 
 
 def dual(facts: Facts) -> Facts:
@@ -330,6 +342,21 @@ def test_the_second_ports_of_cards_may_be_spare(
     assert grades(found(facts)) == wanted
     told = [item.title for item in report_on(facts).findings if item.id == "ib.port-down"]
     assert len(told) == len(titles) and all(any(text in title for title in told) for text in titles)
+
+
+def test_of_cards_with_one_port_nobody_asks_for_a_second(healthy: Facts) -> None:
+    facts = dual(healthy)
+    for index in (0, 1):
+        facts["infiniband"]["data"]["devices"][index]["bus_id"] = f"0000:f{index}:00.0"
+    for index in (3, 5, 7):
+        facts = port(facts, index, state="1: DOWN", phys_state="2: Polling")
+    assert grades(found(facts)) == {"ib.port-down": "warn"}
+
+
+def test_the_table_of_hosts_shows_a_rail_that_is_down(healthy: Facts) -> None:
+    told = bundle({"gpu01": healthy, "gpu02": port(healthy, 2, state="1: DOWN")})
+    (rates,) = [row for row in hardware_table(reached(told), told.plan) if row.subject == "rail rates (Gb/s)"]
+    assert dict(rates.values).keys() == {"8 x 400", "400 400 down 400 400 400 400 400"}
 
 
 def test_a_port_that_the_job_names_is_no_spare_one(healthy: Facts) -> None:
@@ -409,6 +436,27 @@ def test_gpudirect(modules: dict[str, bool], flavor: str | None, kernel: str, wa
     assert not [id for id in found(consumer) if id.startswith("ib.gdr")]
 
 
+def said(facts: Facts) -> dict[str, str]:
+    """What `topo` says below the matrix of a host."""
+    host = Host(bundle({"gpu01": facts}).hosts[0])
+    return dict(sentences(host, matrix_of(host)))
+
+
+@pytest.mark.parametrize(
+    ("modules", "flavor", "words"),
+    [
+        ({**ABSENT, "nv_peer_mem": True}, "open", "nv_peer_mem is loaded"),
+        ({}, "open", "not known: kernel modules"),
+        (ABSENT, "open", "DMA-BUF is possible"),
+        (ABSENT, None, "whether DMA-BUF works is not known"),
+        (ABSENT, "proprietary", "off: neither"),
+    ],
+)
+def test_topo_says_what_gpudirect_has(modules: dict[str, bool], flavor: str | None, words: str, healthy: Facts) -> None:
+    facts = of_host(of_host(healthy, module_flavor=flavor), "topology", modules=modules, kernel="6.8.0")
+    assert words in said(facts)["GPUDirect"]
+
+
 def test_modules_that_were_not_collected_are_not_absent(healthy: Facts) -> None:
     untold = report_on(of_host(of_host(healthy, module_flavor="proprietary"), "topology", modules={}))
     assert not untold.findings and any(gap.what == "nvidia_peermem" for gap in untold.unknown)
@@ -482,6 +530,8 @@ def test_acs_and_iommu_of_a_virtual_machine_belong_to_its_host(healthy: Facts) -
     iommu = {"groups": 1, "types": {Machine.gpu_bus(0): "DMA"}}
     bad = of_host(healthy, "topology", acs=redirecting, iommu=iommu)
     assert set(found(bad)) == {"gpu.p2p.acs", "gpu.p2p.iommu"}
+    assert "1 port" in said(bad)["ACS"] and "1 GPUs and NICs" in said(bad)["IOMMU"]
+    assert not {"ACS", "IOMMU"} & said(healthy).keys()
     assert found(of_host(bad, "topology", hypervisor="kvm")) == {}
     assert found(of_host(healthy, "topology", acs=elsewhere)) == {}  # above no GPU and no NIC
     ports = [{"bus_id": bus, "control": "0x001d"} for bus in ("0000:10:01.0", Machine.bridge(0), Machine.bridge(1))]
@@ -531,9 +581,26 @@ def test_the_odd_host_is_named(healthy: Facts) -> None:
 
 def test_without_a_majority_nobody_is_odd(healthy: Facts) -> None:
     item = found(healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
-    assert item.hosts == ("gpu01", "gpu02") and "gpu0" not in item.title and item.fixes == ()
+    assert item.hosts == ("gpu01", "gpu02") and item.title.endswith(" differs between hosts") and item.fixes == ()
     odd = found(healthy, healthy, every_gpu(healthy, vbios="96.00.30.00.01"))["gpu.firmware-differs"]
     assert [fix.text for fix in odd.fixes] == ["bring gpu03 to what most hosts have"]
+    assert odd.evidence[0].text.endswith(" on gpu[01-02]; 96.00.30.00.01 on gpu03")
+
+
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        (lambda facts: facts, True),
+        (lambda facts: gpu(facts, 2, name="NVIDIA H200"), False),
+        (lambda facts: port(facts, 2, rate="200 Gb/sec (4X HDR)"), False),
+        (lambda facts: port(facts, 2, state="1: DOWN"), False),
+    ],
+)
+def test_a_job_runs_best_on_hosts_with_the_same_gpus_and_rails(
+    change: Callable[[Facts], Facts], alike: bool, healthy: Facts
+) -> None:
+    told = groups(bundle({"gpu01": healthy, "gpu02": change(healthy)}))
+    assert (told["gpu01"] == told["gpu02"]) is alike
 
 
 def test_equal_memory_in_other_words_is_no_mixture(healthy: Facts) -> None:
@@ -552,7 +619,8 @@ def test_a_host_without_gpus_among_hosts_with_some(healthy: Facts, tmp_path: Pat
         gpus=[], pci_gpus=[], proc_gpus=[], device_nodes=[], pairs=[], nvml={"outcome": "not-run"}
     )
     seen = found(healthy, healthy, bare)
-    assert seen["gpu.not-visible.no-gpu-here"].hosts == ("gpu03",)
+    item = seen["gpu.not-visible.no-gpu-here"]
+    assert item.hosts == ("gpu03",) and item.title == "gpu03 has none of 8 GPUs"
 
 
 # ---- the kernel log ----
@@ -748,6 +816,9 @@ def test_a_process_that_the_system_stage_named_is_not_told_twice(healthy: Facts)
     for stages, twice in ((("gpu",), True), (("system", "gpu"), False)):
         told = report_on(held, stages=stages)
         assert any(item.id == "gpu.busy.nvml" for item in told.findings) is twice
+        out_of_sight = gpu(held, 2, processes=[], memory_used_bytes=9 << 30)  # in a container
+        told = report_on(out_of_sight, stages=stages)
+        assert any(item.id == "gpu.busy.memory-without-process" for item in told.findings) is twice
 
 
 def test_how_often_a_register_was_seen(healthy: Facts) -> None:

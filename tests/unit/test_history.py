@@ -18,6 +18,7 @@ from rich.console import Console
 from typing_in import typed
 
 from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.history import store
 from nccl_doctor.history.analyse import analyse
 from nccl_doctor.history.model import HostState, Run, Seen, Value
@@ -65,6 +66,14 @@ def test_a_run_is_kept_whole_and_read_back(tmp_path: Path) -> None:
     assert [(item.id, item.host) for item in first.findings] == [("net.hostname-resolution.loopback", "gpu02")]
     rates = {item.host: item.value for item in first.values if item.name == "tcp"}
     assert rates == dict.fromkeys(NAMES, 1.0)
+
+
+def test_a_host_that_was_not_reached_or_not_measured_whole_has_not_passed() -> None:
+    builder = Builder()
+    builder.reach["gpu03"] = Reach(ReachOutcome.REFUSED, "refused")
+    del builder.probes["gpu04"]["clock"]
+    kept = run_of(builder.bundle(), judge(builder.bundle()), "check")
+    assert {item.host for item in kept.hosts if item.measured} == {"gpu01", "gpu02"}
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")])
@@ -195,6 +204,8 @@ def test_what_failed_passed_and_failed_again_is_named_before_what_failed_once() 
         ("b GPU 3", "pFpFp", True),
         ("c", "ppFpp", False),
     ]
+    (of_nic,) = analyse([run(0, bad=(Seen("ib.errors", "fail", "b", "", "mlx5_0", "infiniband"),))]).components
+    assert of_nic.label == "b NIC mlx5_0"
     assert (found[0].failed, found[0].runs) == (2, 5)
     assert found[0].last_failed == run(3).created
 

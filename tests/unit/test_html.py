@@ -237,6 +237,14 @@ def test_a_host_that_only_suffers_from_another_is_not_marked_as_failing() -> Non
     assert rows["gpu03"] == ("effect", "net.master-unreachable, explained by net.firewall.dropped")
 
 
+def test_what_fails_and_names_nobody_is_held_against_everybody() -> None:
+    report = judge(Builder().bundle())
+    of_nobody = finding("require.same", Severity.FAIL, "of nobody", Evidence("a"))
+    of_nobody = msgspec.structs.replace(of_nobody, stage=report.stages[0].name)
+    (row,) = matrix(msgspec.structs.replace(report, findings=(of_nobody,)))
+    assert row.count == 4 and row.cells[0] == ("fail", "require.same")
+
+
 def test_the_gate_comes_first() -> None:
     bundle = Builder().bundle()
     report = judge(bundle)

@@ -7,6 +7,7 @@ from typing import Any
 from nccl_doctor.collect.mesh_plan import (
     Listeners,
     best_address,
+    data_address,
     doubtful,
     faster,
     link_targets,
@@ -14,7 +15,8 @@ from nccl_doctor.collect.mesh_plan import (
     port_count,
     sweep,
 )
-from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Resolver, Throughput
+from nccl_doctor.facts.mesh import Flow, Link, Links, Listening, Names, Resolution, Resolver, Throughput
+from nccl_doctor.rules.mesh_pairs import shifts
 
 
 def flow(peer: str, mbit: float, outcome: str = "ok") -> dict[str, Any]:
@@ -68,6 +70,38 @@ def test_every_port_of_a_peer_is_tried_once_and_the_first_ones_lie_far_apart() -
     assert sorted([*first, *further]) == list(PORTS) and first == [40000, 40500, 41000]
     three = Listeners({name: Listening(PORTS[: port_count(13)]) for name in "bc"}, ADDRESSES)
     assert sweep("a", three, tried()) == []
+
+
+def test_a_name_that_leads_nowhere_is_not_connected_to() -> None:
+    resolver = Resolver({"a": Names("a", Resolution(("10.0.0.1",)), {"b": Resolution(())})})
+    targets = link_targets("a", ["b"], resolver, LISTENERS, {}, master="")
+    assert {target["purpose"] for target in targets} == {"ephemeral"}
+
+
+def test_the_address_that_most_hosts_resolve_a_name_to_is_tested_if_the_host_has_it() -> None:
+    own = Names("b", Resolution(("127.0.1.1",)), {}, ("127.0.0.1", "127.0.1.1", "10.0.0.2", "10.9.0.2"))
+    others = {
+        name: Names(name, Resolution(()), {"b": Resolution((told,))})
+        for name, told in (
+            ("a", "10.0.0.2"),
+            ("c", "10.0.0.2"),
+            ("d", "10.9.0.2"),
+            ("e", "10.8.0.2"),
+            ("f", "10.8.0.2"),
+            ("g", "10.8.0.2"),
+        )
+    }
+    at = {"b": "192.168.0.2"}
+    assert data_address("b", own, Resolver({**others, "b": own}), at) == "10.0.0.2"
+    assert data_address("b", own, Resolver({"b": own}), at) == "192.168.0.2"  # its own word for itself is none
+    assert data_address("b", None, Resolver(others), at) == "192.168.0.2"
+
+
+def test_every_host_sends_as_often_as_it_receives_and_never_to_itself() -> None:
+    assert shifts("a") == [] and shifts("ba") == [("a", "b"), ("b", "a")]
+    pairs = shifts([f"h{number}" for number in range(8)])
+    assert len(set(pairs)) == len(pairs) == 24 and all(one != other for one, other in pairs)
+    assert {sum(host in pair[:1] for pair in pairs) for host, _ in pairs} == {3}
 
 
 def test_further_ports_are_tried_only_where_the_first_ones_answered_and_no_limit_would_be_met() -> None:

@@ -149,6 +149,9 @@ def test_port_in_use_names_the_process() -> None:
     }
     found = only(judge(builder.bundle()))
     assert found.id == "net.port-in-use" and "python3 (pid 4242, user alice)" in found.title
+    for holder, who in (({"user": "alice"}, "a process of user alice"), (None, "a process that cannot be seen")):
+        builder.probes["gpu01"]["listening"]["master"]["holder"] = holder
+        assert only(judge(builder.bundle())).title == f"port 29500 on gpu01 is held by {who}"
 
 
 def test_the_port_held_by_another_run_of_ours_is_unknown_and_no_fault() -> None:
@@ -721,6 +724,20 @@ def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None
     builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.0.0.2", port=22)
     builder.probes["gpu03"]["names"]["host_name"] = "gpu03"  # a gate that spreads logins over machines
     assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
+
+
+@pytest.mark.parametrize(
+    ("offset", "uncertainty", "wrong", "known"),
+    [(0.9, 0.01, False, True), (1.5, 0.4, True, True), (1.5, 1.0, False, False), (0.0, 1.1, False, False)],
+)
+def test_a_clock_that_answered_late_neither_is_wrong_nor_passes(
+    offset: float, uncertainty: float, wrong: bool, known: bool
+) -> None:
+    builder = Builder(stages=("connectivity",))
+    builder.probes["gpu02"]["clock"] = {"offset": offset, "uncertainty": uncertainty}
+    report = judge(builder.bundle())
+    assert [item.hosts for item in report.findings] == [("gpu02",)] * wrong
+    assert [(gap.what, gap.hosts) for gap in report.unknown] == [("clock", ("gpu02",))] * (not known)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,31 @@ def test_the_front_end_is_what_the_best_default_route_stands_on(tmp_path: Path) 
     assert probe("infiniband", tmp_path)["default_route_devices"] == ["rail1"]
 
 
+def test_a_route_that_is_not_up_is_none(tmp_path: Path) -> None:
+    down = "bond0\t0002000A\t00000000\t0000\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    write_tree(tmp_path, {**SYSFS, "/proc/net/route": SYSFS["/proc/net/route"] + down})
+    routes = msgspec.convert(probe("interfaces", tmp_path), Interfaces).routes
+    assert [route.destination for route in routes] == ["0.0.0.0", "10.0.1.0"]
+
+
+def test_cards_for_rdma_are_known_by_vendor_and_class(tmp_path: Path) -> None:
+    cards = {
+        "0000:01:00.0": ("0x15b3", "0x1021", "0x020700"), "0000:02:00.0": ("0x15b3", "0xc2d2", "0x080100"),
+        "0000:03:00.0": ("0x1d0f", "0xefa1", "0x020000"), "0000:04:00.0": ("0x1d0f", "0xec20", "0x020000"),
+        "0000:05:00.0": ("0x8086", "0x1593", "0x020000"),
+    }  # fmt: skip
+    names = ("vendor", "device", "class")
+    write_tree(
+        tmp_path,
+        {
+            f"/sys/bus/pci/devices/{bus}/{name}": f"{word}\n"
+            for bus, words in cards.items()
+            for name, word in zip(names, words, strict=True)
+        },
+    )
+    assert [nic["bus_id"] for nic in probe("infiniband", tmp_path)["pci_rdma"]] == ["0000:01:00.0", "0000:03:00.0"]
+
+
 def test_the_tools_for_rdma_are_asked_at_the_same_time(tmp_path: Path) -> None:
     """show_gids takes long: each of these waits until all of them have been started."""
     met = tmp_path / "met"
@@ -364,6 +389,23 @@ def test_a_limit_of_which_the_use_is_not_readable_leaves_perhaps_nothing(tmp_pat
     above.unlink()
     group = msgspec.convert(probe("system", tmp_path), System).cgroup
     assert (group.memory_group, group.memory_used_bytes) == (str(Path(GROUP).parent), None)
+
+
+@pytest.mark.parametrize(("below", "limit"), [("/job.scope", 512), ("", 9)])
+def test_a_group_below_the_one_that_is_mounted_is_found_there(tmp_path: Path, below: str, limit: int) -> None:
+    tree = {"/proc/self/mountinfo": MOUNTS.replace("0:20 / ", "0:20 /pod7 "), "/proc/self/cgroup": f"0::/pod7{below}\n"}
+    limits = {"/sys/fs/cgroup/job.scope/pids.max": "512\n", "/sys/fs/cgroup/pids.max": "9\n" if not below else "max\n"}
+    write_tree(tmp_path, {**system_tree(), **tree, **limits})
+    assert msgspec.convert(probe("system", tmp_path), System).cgroup.pids_limit == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "point"), [("/data/x", "/data"), ("/data", "/data"), ("/database", "/"), ("/data/a/b", "/data/a")]
+)
+def test_a_path_lies_on_the_mount_with_the_longest_name(path: str, point: str) -> None:
+    for points in (("/", "/data", "/data/a"), ("/data/a", "/data", "/")):
+        found = filesystems.mount_of(path, [{"point": one} for one in points])
+        assert found is not None and found["point"] == point
 
 
 def test_without_a_cgroup_file_system_no_limit_is_known(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_wrong_setting_is_taken_away_rather_than_overridden() -> None:
         ("eth9", "no such interface"),
         ("BOND0", "case"),
         ('"bond0"', "quotes"),
+        ('"bond9"', "no such interface"),
         (" bond0", "blanks"),
         ("=bond", "whole name"),
         ("^=", "leaves nothing"),
@@ -103,6 +104,12 @@ def test_why_a_name_matches_nothing(value: str, reason: str) -> None:
     assert reason in found.title and found.env[0].unset
 
 
+def test_with_an_address_to_meet_at_nccl_needs_no_name_that_matches() -> None:
+    set_here = {"NCCL_SOCKET_IFNAME": "eth9", "NCCL_COMM_ID": "10.0.0.1:5000"}
+    facts = interfaces("bond0/10.0.0.1/24", environment=set_here)
+    assert not run("interface_settings.interface_setting", fleet({"a": facts})).findings
+
+
 def test_the_job_environment_of_the_plan_wins() -> None:
     plan = Plan(env={"NCCL_SOCKET_IFNAME": "eth9"})
     found = only(run("interface_settings.interface_setting", fleet({"a": BOND["a"]}), plan))
@@ -116,6 +123,11 @@ def test_exclude_list_that_selects_loopback() -> None:
     assert (found.id, found.hosts, found.severity) == ("net.wrong-interface.loopback", ("c",), Severity.FAIL)
     assert "/etc/nccl.conf:2" in found.evidence[0].text
     assert any("lo,docker,virbr" in fix.text for fix in found.fixes)
+    set_here = {"NCCL_SOCKET_IFNAME": "^docker"}
+    found = only(
+        run("interfaces.chosen_interface", fleet({**BOND, "c": interfaces("bond0/10.0.0.3/24", environment=set_here)}))
+    )
+    assert any("exclude lo and virbr as well" in fix.text for fix in found.fixes)
 
 
 def test_one_host_alone_may_use_loopback() -> None:

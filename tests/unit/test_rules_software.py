@@ -65,6 +65,7 @@ def test_cpu_only_torch_on_a_gpu_host() -> None:
             driver(libraries={"libcuda.so.1": Library("/usr/lib/libcuda.so.1", "550.54.14")}),
             "gpu.driver.library-mismatch",
         ),
+        (driver(libraries={"libcuda.so.1": Library("/usr/lib/libcuda.so.1", driver().version)}), None),
         (
             driver(
                 version="470.10",
@@ -111,6 +112,8 @@ def test_newer_library_in_front_is_a_warning_and_a_newer_own_copy_is_none() -> N
     assert ids(run("software.nccl_library", host(nccl=copies)), Severity.WARN) == [
         ("sw.library-conflict.shadowed", ("a",))
     ]
+    again = (copy("/opt/nccl/lib/libnccl.so.2", "2.27.3", "LD_PRELOAD", True), copy(OWN, "2.27.3", "found on disk"))
+    assert ids(run("software.nccl_library", host(nccl=again))) == []
     upgraded = (copy(OWN, "2.28.9", "RPATH of libtorch_cuda.so", True),)
     assert ids(run("software.nccl_library", host(nccl=upgraded))) == []
 
@@ -150,7 +153,7 @@ def nccl(version: str) -> dict[str, Any]:
 def test_the_minority_is_named() -> None:
     found = only(run("software_drift.drift", {"a": nccl("2.27.3"), "b": nccl("2.26.2"), "c": nccl("2.27.3")}))
     assert (found.id, found.hosts, found.severity) == ("sw.nccl-version-mismatch", ("b",), Severity.FAIL)
-    assert "2.26.2 on b" in found.title and "2.27.3" in found.title
+    assert found.title == "NCCL differs: 2.26.2 on b; the other 2 hosts have 2.27.3" and len(found.fixes) == 1
 
 
 def test_of_two_that_differ_both_are_named() -> None:
@@ -181,6 +184,17 @@ def test_drift_of_lesser_subjects_is_graded_and_folded() -> None:
     assert ids(result, Severity.WARN) == [("sw.drift.driver", ("b",))]
     assert ids(result, Severity.INFO) == [("sw.drift.system", ("b",))]
     assert "kernel (and C library) differs" in result.findings[1].title
+
+
+def test_two_versions_of_torch_are_no_other_python() -> None:
+    (found,) = [
+        item
+        for item in run(
+            "software_drift.drift", {"a": host(torch=torch(version="2.7.1"))["a"], "b": host()["a"]}
+        ).findings
+        if item.severity is Severity.FAIL
+    ]
+    assert "torch" in found.title and not any("--python" in fix.text for fix in found.fixes)
 
 
 def test_a_host_without_torch_differs_in_torch_alone() -> None:
@@ -221,3 +235,16 @@ def test_what_torch_was_built_with_is_compared(torch: Torch | None, wanted: str)
     )
     found = versions(software(torch=torch, plugins=plugins))
     assert found["torch CUDA"] == wanted and found["network plugin"] == "libnccl-net-sharp.so.2"
+
+
+@pytest.mark.parametrize(("need", "differs"), [("same=torch", True), ("same=numpy", False), ("same=numpy+torch", True)])
+def test_what_is_required_to_be_the_same_differs(need: str, differs: bool) -> None:
+    other = host(torch=torch(version="2.7.1+cu128"))["a"]
+    fleet = {"a": host()["a"], "b": other, "c": host()["a"]}
+    found = run("requirements.same", fleet, Plan(require=(need,))).findings
+    assert [(item.id, item.hosts) for item in found] == [("require.same", ("b",))] * differs
+
+
+def test_what_no_host_has_is_not_known_to_be_the_same() -> None:
+    result = run("requirements.same", {name: host()["a"] for name in "ab"}, Plan(require=("same=cudnn",)))
+    assert not result.passed and result.unknown[0].what == "same=cudnn"

@@ -494,3 +494,22 @@ def test_a_queue_shorter_than_the_job_is_told_and_whose_it_is() -> None:
     assert "only 16 connections" in found.title and "24 ranks" in found.title
     result = run(rule, {"a": with_queue(""), "b": with_queue("4096")})
     assert result.passed == ("b",) and result.unknown[0].hosts == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("need", "short"),
+    [
+        ("disk=200G", 0), ("disk=201G", 1), ("disk=301G", 2), ("shm=63G", 0), ("shm=64G", 1),
+        ("memory=500G", 0), ("memory=501G", 1), ("cpus=64", 0), ("cpus=65", 1),
+    ],
+)  # fmt: skip
+def test_a_host_with_less_than_what_is_required_fails(need: str, short: int) -> None:
+    result = run("requirements.room", host(), Plan(require=(need,)))
+    assert ids(result, Severity.FAIL) == [(f"require.{need.partition('=')[0]}", ("a",))] * short
+    assert not result.unknown and result.passed == (() if short else ("a",))
+
+
+def test_a_disk_that_cannot_be_looked_at_is_neither_large_enough_nor_too_small() -> None:
+    silent = msgspec.structs.replace(system().filesystems[1], outcome="timed-out", free_bytes=0)
+    result = run("requirements.room", host(filesystems=(system().filesystems[0], silent)), Plan(require=("disk=1G",)))
+    assert not result.findings and not result.passed and "timed-out" in result.unknown[0].why

@@ -59,6 +59,12 @@ def test_a_route_that_leads_astray_is_the_senders(route: Route, told: str) -> No
     assert (found.id, found.hosts) == ("net.wrong-route", ("a",)) and told in found.title
 
 
+def test_a_detour_that_leads_there_all_the_same_is_a_warning() -> None:
+    found = only(run("way.way_to_peers", fleet(Route("inet", "eth0", "10.0.0.2", 32, "10.0.0.254"), outcome="ok")))
+    assert (found.severity, found.hosts) == (Severity.WARN, ("a",)) and found.explains == ()
+    assert found.title.startswith("a takes a detour to b (10.0.0.2): ") and found.places[0].peer == "b"
+
+
 def test_a_rejecting_route_that_a_longer_prefix_overrules_is_none() -> None:
     assert not run("way.way_to_peers", fleet(Route("inet", "*", "10.0.0.0", 8, reject=True))).findings
 

@@ -461,6 +461,16 @@ class Queued(Transport):
         raise late
 
 
+def test_what_waits_for_the_end_of_a_session_is_called_then_and_once(session: Session) -> None:
+    told: list[str] = []
+    session.on_close(lambda: told.append("then"))
+    assert not told
+    session.close()
+    session.close()
+    session.on_close(lambda: told.append("at once"))
+    assert told == ["then", "at once"]
+
+
 def test_who_waited_for_a_turn_when_the_run_ended_did_not_fail_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a jump host or at the gate: the time of waiting is not the host's."""
     monkeypatch.setattr(fleet, "make_transport", lambda options: Queued())

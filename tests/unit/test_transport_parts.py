@@ -59,6 +59,7 @@ def test_templates_become_words_never_a_shell_line() -> None:
     for option in ("ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "BatchMode=yes", "ControlMaster=no"):
         assert words[words.index(option) - 1] == "-o" and words.index(option) < words.index("-q")
     assert argv("sh -c 'x {host}'", HostEntry("h"))[:3] == ["sh", "-c", "x h"]
+    assert argv("plink -P {port} {host}", HostEntry("h"))[:4] == ["plink", "-P", "22", "h"]
 
 
 @given(st.text(max_size=30))
@@ -421,6 +422,12 @@ def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_def
             dial.connect("127.0.0.1", 22, "any", 5.0)
         assert os.strerror(number) in found.value.reach.evidence[0]
         assert found.value.reach.detail.startswith("this machine") == ours
+
+
+def test_a_name_that_no_name_service_could_be_asked_for_does_not_resolve() -> None:
+    with pytest.raises(Unreachable) as trouble:
+        dial.resolve("a" * 64 + ".example", 22, "any", 5.0)
+    assert trouble.value.reach.outcome is ReachOutcome.NAME_UNRESOLVED
 
 
 def test_no_way_to_one_of_two_addresses_is_not_what_ails_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

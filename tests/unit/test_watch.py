@@ -823,6 +823,11 @@ def test_a_gpu_that_is_lost_in_the_middle_is_told_at_once_and_is_a_fault(change:
     assert "lost 11 s" in printed(answer), "the table shows this GPU"
 
 
+def test_a_gpu_of_which_nothing_may_be_asked_is_not_lost() -> None:
+    answer = told(watched.bundle(gpu_changes={"gpu02": during(145, 999, refuse_all("not permitted", 1))}))
+    assert not answer.events and "gpu.fell-off-bus.lost" not in {item.id for item in answer.report.causes}
+
+
 def test_a_gpu_that_was_lost_for_a_while_is_a_warning() -> None:
     answer = told(watched.bundle(gpu_changes={"gpu02": during(50, 65, refuse_all("GPU is lost", 1))}))
     (found,) = answer.report.causes

@@ -41,10 +41,29 @@ def test_as_a_program_of_its_own() -> None:
     assert done.returncode == 0 and "read by nobody" in done.stdout
 
 
+def test_lint_tells_each_file_once_with_its_lines_and_fixes(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("export NCCL_SOCKET_IFNAME=^eth0\nexport NCCL_TIMEOUT=1800\n")
+    shown = run("lint", str(script)).stdout
+    assert shown.splitlines().count(str(script)) == 1 and 'init_process_group("nccl", timeout=' in shown
+    found = json.loads(run("lint", str(script), "--format", "json").stdout)["findings"]
+    assert [(item["file"], item["line"], item["name"], item["value"]) for item in found] == [
+        (str(script), 1, "NCCL_SOCKET_IFNAME", "^eth0"),
+        (str(script), 2, "NCCL_TIMEOUT", "1800"),
+    ]
+
+
+def test_show_tells_the_default_and_what_never_to_do() -> None:
+    shown = " ".join(run("show", "NCCL_IB_TIMEOUT", "--nccl-version", "2.21.5").stdout.split())
+    assert "default 18 (14 since 2.3.5, 18 since 2.14.3, 20 since 2.23.4)" in shown
+    assert "never To raise PyTorch's collective time-out" in shown
+    assert "not with 0 no time-out" in shown
+
+
 def test_show_json() -> None:
     done = run("show", "NCCL_IB_TIMEOUT", "--format", "json", "--nccl-version", "2.21.5")
     page = json.loads(done.stdout)
-    assert done.returncode == 0
+    assert done.returncode == 0 and page["never"].startswith("To raise") and page["set_when"] and page["source"]
     assert (page["name"], page["status"], page["first"], page["last"], page["default"], page["replaced_by"]) == (
         "NCCL_IB_TIMEOUT",
         "current",
@@ -173,6 +192,7 @@ def test_lint_log_takes_the_version_from_it(tmp_path: Path) -> None:
     [
         ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.", 4),
         ("2.7.8", "NCCL_SOCKET_IFNAME set by environment to eth0", 0),
+        ("2.7.8", "NCCL_IB_TIMEOUT set by environment to 22.\nNCCL INFO NCCL_IB_HCA set by environment to mlx5", 0),
         ("2.16.5", "NCCL_IB_TIMEOUT set by environment to 22.", 0),
     ],
 )

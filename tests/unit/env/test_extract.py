@@ -225,6 +225,11 @@ def test_env_files() -> None:
     assert pairs(env_file.read(several)) == [("NCCL_DEBUG", "INFO", 1), ("NCCL_ALGO", "a b", 1), ("NCCL_NET", "IB", 1)]
 
 
+@pytest.mark.parametrize("line", ["CMD 5", 'CMD "NCCL_DEBUG=INFO"', "CMD [NCCL_DEBUG=INFO"])
+def test_a_command_of_a_dockerfile_that_is_no_list_is_a_command_line(line: str) -> None:
+    assert pairs(docker.read(f"FROM x\n{line}\n")) == []
+
+
 def test_dockerfile() -> None:
     text = (
         'FROM x\nENV NCCL_DEBUG=INFO \\\n  # comment\n  NCCL_ALGO="Ring"\nENV NCCL_NET IB\nARG NCCL_PROTO=LL\n'
@@ -299,6 +304,8 @@ def test_blocks_that_are_never_closed_cost_no_more_than_the_text() -> None:
 def test_braces_of_envsubst_within_braces_of_yaml() -> None:
     text = "env:\n- {name: NCCL_DEBUG, value: ${LEVEL}}\n- {name: NCCL_ALGO, value: Ring}\n"
     assert pairs(yaml_file.read(text)) == [("NCCL_DEBUG", None, 2), ("NCCL_ALGO", "Ring", 3)]
+    nameless = "env:\n- value: NCCL_DEBUG\n- {name: [NCCL_DEBUG], value: INFO}\n- {name: NCCL_ALGO, value: Ring}\n"
+    assert pairs(yaml_file.read(nameless)) == [("NCCL_ALGO", "Ring", 4)]
 
 
 def test_every_document_of_a_yaml_file_is_read() -> None:

@@ -138,6 +138,7 @@ def test_globs_and_directories_name_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "sub" / "notes.md").write_text(GOOD)
     (tmp_path / ".pytest_cache").mkdir()
     (tmp_path / ".pytest_cache" / "c.sh").write_text(GOOD)
+    assert list(files.find(["-"])) == [("-", True)]
     found = [Path(path).name for path, _ in files.find([str(tmp_path), str(tmp_path / "**" / "*.sh")])]
     assert found == ["a.sh", "b.sh"]
 

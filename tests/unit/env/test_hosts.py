@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.env import examine, hosts
+from nccl_doctor.env import examine, hca, hosts
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.rules import engine, environment
@@ -147,6 +147,32 @@ def test_infiniband_switched_off_beside_an_active_port_fails() -> None:
     assert found.severity is Severity.WARN
     (found,) = checked(bundle(host("a", off)))["environment.variables"].findings
     assert found.severity is Severity.WARN
+    other = host("a", {"NCCL_P2P_DISABLE": "1"}, infiniband=port("4: ACTIVE"))
+    (found,) = checked(bundle(other))["environment.variables"].findings
+    assert found.severity is Severity.WARN and "mlx5_0" not in str(found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("", True), ("^", False), ("mlx5", True), ("=mlx5", False), ("=mlx5_0", True), ("mlx5_0:1", True),
+        ("mlx5_0:2", False), ("^mlx5_0:1", False), ("^mlx5_0:2", True), ("^=mlx5", True),
+    ],
+)  # fmt: skip
+def test_what_a_list_of_hcas_keeps(value: str, kept: bool) -> None:
+    assert hca.parse(value).matches("mlx5_0", 1) is kept
+
+
+@pytest.mark.parametrize(("value", "also"), [("eth0", []), ("eth", []), ("eth1", ["eth10"]), ("=eth1", [])])
+def test_a_name_that_is_a_prefix_of_another_takes_both(value: str, also: list[str]) -> None:
+    facts = interfaces()
+    facts["addresses"] += [
+        {"name": name, "family": "inet", "address": f"10.0.{number}.1", "prefix": 24}
+        for number, name in enumerate(("eth1", "eth10"), 1)
+    ]
+    found = examine.examine(bundle=bundle(host("a", {"NCCL_SOCKET_IFNAME": value}, interfaces=facts))).remarks
+    titles = [item.finding.title for item in found if item.finding.id.endswith("ifname-prefix")]
+    assert titles == [f"NCCL_SOCKET_IFNAME={value}: {value} also takes {name}" for name in also]
 
 
 def test_the_hca_list_is_matched_against_the_host_s_devices() -> None:

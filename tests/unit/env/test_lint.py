@@ -43,6 +43,7 @@ def test_a_number_is_read_to_its_end(text: str, whole: bool) -> None:
         # 0 is the verbs value for no limit, and the user guide lists it: no slip, but not for production
         ("NCCL_IB_TIMEOUT", "0", "2.28.9", ["warn leftover-debugging"]),
         ("NCCL_IB_TIMEOUT", "32", "2.28.9", ["fail invalid-value"]),
+        ("NCCL_BUFFSIZE", "9" * 20, "2.28.9", ["fail invalid-value"]),
         ("NCCL_ALGO", "Ring,Collnet", "2.13.4", ["warn pinned"]),
         ("NCCL_ALGO", "Ring,Collnet", "2.21.5", ["fail invalid-value"]),
         ("NCCL_ALGO", "Ring,Collnet", "2.24.3", ["fail invalid-value.fatal"]),

@@ -68,6 +68,7 @@ def test_a_healthy_cluster_needs_nothing() -> None:
     assert "eth0" in left(advice, "NCCL_SOCKET_IFNAME")
     assert "InfiniBand" in left(advice, "NCCL_IB_GID_INDEX")
     assert "all active RDMA ports are rails" in left(advice, "NCCL_IB_HCA")
+    assert "NCCL tunes these itself" in left(advice, "NCCL_ALGO") and "nobody reads" in left(advice, "NCCL_TIMEOUT")
 
 
 def test_an_interface_that_does_not_reach_its_peers() -> None:
@@ -77,6 +78,7 @@ def test_an_interface_that_does_not_reach_its_peers() -> None:
     assert names(advice) == {"NCCL_SOCKET_IFNAME": "=eth0"}
     (line,) = advice.lines
     assert line.confidence > 0.9 and "br-1" in line.fact and line.advice.versions == ">=2.5.6"
+    assert "\n  export NCCL_SOCKET_IFNAME='=eth0'\n" in report.advice_text(advice)
 
 
 def test_without_measurement_it_is_less_sure() -> None:
@@ -201,7 +203,7 @@ def test_containers_are_told_what_is_no_variable() -> None:
 def test_efa_needs_its_plugin_not_variables() -> None:
     ports = (rail("rdmap0s6", efa=True, ethernet=True),)
     bare = recommend([host(1, ports=ports), host(2, ports=ports)])
-    assert any("aws-ofi-nccl" in note.text for note in bare.notes)
+    assert any("aws-ofi-nccl" in note.text for note in bare.notes) and not bare.unknown  # of GIDs it needs none
     equipped = recommend([host(n, ports=ports, net_plugins=("libnccl-net.so",)) for n in (1, 2)])
     assert not equipped.notes and any("FI_PROVIDER" in item.name for item in equipped.left)
 

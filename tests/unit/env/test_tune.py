@@ -132,6 +132,8 @@ def test_a_candidate_that_leaves_a_size_out_is_not_judged_on_the_rest() -> None:
     part: list[Times] = [dict.fromkeys(KEYS[:-1], 50.0 + n) for n in range(5)]
     trial = tuning.judge(Candidate({"A": "1"}), whole, part, 0.95)
     assert trial.verdict is Verdict.FAILED and str(KEYS[-1][1]) in trial.failure
+    nothing: list[Times] = [{}] * 5
+    assert tuning.judge(Candidate({"A": "1"}), nothing, whole, 0.95).verdict is Verdict.FAILED
 
 
 def test_a_loss_and_a_mixture_are_told() -> None:
