@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.diagnoses import speed
 from nccl_doctor.explain.model import LogSource
@@ -89,6 +90,19 @@ def _of_digits(digits: str) -> list[str]:
 def test_a_number_behind_the_end_of_a_quote_is_survived(told: str) -> None:
     for before in range(QUOTE_LIMIT - len(told), QUOTE_LIMIT + 1, 8):
         assert explain_text("x" * before + " " + told + "\n").read.lines == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "USER  PID TPPID CMD",
+        json.dumps({"log": 'KeyError: 1,\r,"KeyError: 2"'}),
+        'KeyError: 1,\0,"KeyError: 2"',
+    ],
+    ids=["a-heading-without-its-column", "a-CR-in-a-row", "a-NUL-in-a-row"],
+)
+def test_what_only_looks_like_a_table_is_survived(line: str) -> None:
+    assert explain_text(f"{line}\nroot 1 2 a\n").read.lines == 2
 
 
 @pytest.mark.parametrize("digits", ["9" * 20, "9" * 5000])
@@ -172,6 +186,11 @@ def test_a_heading_with_many_blanks_takes_no_time() -> None:
         min(_seconds(explain_text, f"=== torch{fill * 8000}!\n") for _ in range(3)) for fill in ("x", " ")
     )
     assert blanks < 0.1 + 2 * letters
+
+
+def test_blanks_before_a_word_of_trouble_take_no_time() -> None:
+    """A line of 8,000 once took two seconds."""
+    assert _seconds(trouble.sounds_bad, " " * 8000 + "error;") < 0.5
 
 
 @pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])
