@@ -46,7 +46,7 @@ _COUNTED_NONE = re.compile(
     r"\b(?:nothing|none|no \w{3,12}) (?:has |have )?failed\b|\b0 (?:failed|failures|errors?|killed|aborted|"
     r"timed out)\b|"
     r"\b(?:failed|errors?)\b[ \w]{0,12}: ?(?:none\b|null\b|\[\])|"
-    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*|"
+    r"\b\w{0,40}(?:failed|errors?|aborted|died|killed|timed out)\w{0,40}(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*|"
     r" )0(?:\.0+)?\b",
     re.IGNORECASE,
 )

@@ -146,6 +146,38 @@ def _seconds(call: object, line: str) -> float:
     return time.process_time() - started
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        "x1:",
+        "  ",
+        "\t1",
+        "count" + " " * LINE_LIMIT,
+        "| ",
+        "11:",
+        "in use.",
+        "ufw ",
+        "tcp_ep a ",
+        "NVLink ",
+        "NO-CARRIER ",
+    ],
+    ids=lambda piece: piece[:12].strip() or "blanks",
+)
+def test_no_guard_is_worse_than_linear(piece: str) -> None:
+    """What stands behind a message decides whether it is one; each of these once took 30 ms to 1 s in a line of 8 KiB."""
+    limit = 4 * LINE_LIMIT
+    behind = (" " + piece * (limit // len(piece)))[:limit]
+    slow = []
+    for signature in all_signatures().values():
+        if signature.where is not None:
+            text = re.sub(r"\{[^}]*\}", "7", signature.templates[0].text)
+            groups = dict.fromkeys(re.findall(r"\{([a-z_]+)[:}]", signature.templates[0].text), "7")
+            seconds = _seconds(lambda line, has=signature.where, of=groups: has(of, line), text + behind)
+            slow += [(signature.name, seconds)] if seconds > 0.3 else []
+    assert not slow
+
+
 def _adversarial() -> list[tuple[str, object, str]]:
     """For each signature, a line that repeats the beginning of each of its texts."""
     cases = []
