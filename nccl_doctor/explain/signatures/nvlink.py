@@ -151,7 +151,8 @@ says(
     title="the fabric manager reports an error: {message}",
     why="An error in the fabric manager's own log.",
     where=lambda groups, line: (
-        re.search(r"NVSwitch (?:non-)?fatal error|NVLink .{0,200}(?:down|fatal)", line) is None and not _IMEX.search(line)
+        re.search(r"NVSwitch (?:non-)?fatal error|NVLink .{0,200}(?:down|fatal)", line) is None
+        and not _IMEX.search(line)
     ),
 )
 says(
@@ -170,7 +171,8 @@ says(
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
     where=lambda groups, line: (
-        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*(?::\s*)?In Progress)", line) is not None
+        re.search(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*(?::\s*)?In Progress)", line)
+        is not None
     ),
 )
 says(
