@@ -88,7 +88,7 @@ class BaselineError(ValueError):
 def read(path: FilePath) -> Outcome:
     """Read a saved run; raises :class:`BaselineError`."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Outcome)
+        found = files.from_json(path.read_bytes(), Outcome)
     except OSError as error:
         raise BaselineError(f"{path}: {error.strerror or error}") from error
     except msgspec.DecodeError as error:

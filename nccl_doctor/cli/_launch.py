@@ -28,6 +28,7 @@ from nccl_doctor.cli._guard import Following, Guard
 from nccl_doctor.cli._keep import Keep
 from nccl_doctor.cli._output import Kept, hand_on
 from nccl_doctor.cli._signals import TO_END, handled_by
+from nccl_doctor.facts import files
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.transport.descriptors import as_started
 
@@ -249,7 +250,7 @@ def _first_cause(path: Path) -> tuple[str, str]:
     from nccl_doctor.explain.model import Verdict
 
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Explanation)
+        found = files.from_json(path.read_bytes(), _Explanation)
     except (OSError, msgspec.DecodeError):
         return "", ""
     decided = found.verdict in (Verdict.CAUSE_FOUND.value, Verdict.NOT_DISTRIBUTED.value)

@@ -80,7 +80,7 @@ def _fresh(known: list[Hit], more: list[Hit]) -> list[Hit]:
 
 
 def _shape(text: str) -> str:
-    return re.sub(r"[0-9a-fA-Fx]*\d[0-9a-fA-Fx]*", "#", text)[-160:]
+    return re.sub(r"(?<![0-9a-fA-Fx])[0-9a-fA-Fx]*\d[0-9a-fA-Fx]*", "#", text)[-160:]
 
 
 def _latest(case: Case, quoted: list[Hit]) -> list[Hit]:

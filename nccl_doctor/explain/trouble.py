@@ -19,8 +19,8 @@ _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled|refused|timed out|nreachable))|Traceback|closing signal|error_file|"
     r"elastic/errors|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|errors?[:=] ?0\b|"
     r"CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down|"
-    r"^(?:(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*[\w ./()-]{2,60}\s*$|"
-    r"\s*(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
+    r"^(?:(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*(?=\S)[\w ./()-]{2,60}\s*$|"
+    r"\s*(?=\S)(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
     r"Not Active))\s*$)|"
     r"(?:^|\s)(?:File \"[^\"]+\", line \d|"
     r"(?:\w+:\.{2,60}|[a-z]+_[a-z_]+:)\d{1,2}\W*$|"  # perfquery's and sysfs' counters of an adapter, which count since its start
@@ -46,7 +46,7 @@ _COUNTED_NONE = re.compile(
     r"\b(?:nothing|none|no \w{3,12}) (?:has |have )?failed\b|\b0 (?:failed|failures|errors?|killed|aborted|"
     r"timed out)\b|"
     r"\b(?:failed|errors?)\b[ \w]{0,12}: ?(?:none\b|null\b|\[\])|"
-    r"\b\w*(?:failed|errors?|aborted|died|killed|timed out)\w*(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*|"
+    r"\b\w{0,40}(?:failed|errors?|aborted|died|killed|timed out)\w{0,40}(?:(?:[ _][A-Za-z]\w*){0,2}['\"]?\s*[:=]\s*|"
     r" )0(?:\.0+)?\b",
     re.IGNORECASE,
 )

@@ -59,10 +59,10 @@ def from_bytes(content: bytes, name: str) -> Bundle:
     if not unpacker.eof:
         raise BundleError(f"{name}: cut off: the end of the file is missing")
     try:
-        schema = msgspec.json.decode(text, type=_Schema).schema
+        schema = files.from_json(text, _Schema).schema
         if schema > BUNDLE_SCHEMA:
             raise BundleError(f"{name}: schema {schema} is newer than this nccl-doctor knows ({BUNDLE_SCHEMA})")
-        bundle = msgspec.json.decode(text, type=_Read)
+        bundle = files.from_json(text, _Read)
     except msgspec.DecodeError as error:
         raise BundleError(f"{name}: not a bundle: {error}") from error
     try:

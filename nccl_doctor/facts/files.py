@@ -6,9 +6,22 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
+
+
+def from_json(text: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """JSON that others wrote, as this type; ``msgspec.DecodeError`` for whatever it is not.
+
+    msgspec raises other errors where the bytes are no UTF-8, or nested too deep.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def read_yaml(path: Path) -> Any:

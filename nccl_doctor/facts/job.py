@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from nccl_doctor.facts.model import Fact
+from nccl_doctor.facts.model import Count, Fact
 
 State = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z]?\Z")]  # of a process: the kernel's letter
 
@@ -84,7 +84,7 @@ class Reading(msgspec.Struct, frozen=True):
     frozen: bool = False  # its control group is
     dumps_core: bool = False  # it has crashed, and the kernel writes its memory to a file
     tracer: int = 0
-    resident_bytes: int = 0
+    resident_bytes: Count = 0
     read_bytes: int | None = None
     written_bytes: int | None = None
 
@@ -137,8 +137,8 @@ class Process(msgspec.Struct, frozen=True):
     spawned: bool = False
     placed: bool = False
     options: dict[str, str] = {}
-    readings: tuple[Reading | None, ...] = ()
-    stacks: tuple[Stacks | None, ...] = ()
+    readings: tuple[Reading | None, Reading | None] = (None, None)
+    stacks: tuple[Stacks | None, Stacks | None] = (None, None)
     connections: tuple[Connection, ...] = ()
     devices: tuple[str, ...] = ()  # open ones that ranks talk through: gpu, rdma
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
+from nccl_doctor.facts import files
+
 BUNDLE_SCHEMA = 1
 
 # What cannot be below zero: a fact in which it is says nothing.
@@ -127,7 +129,7 @@ class ProbeResult(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         known: dict[type[Fact], Fact] = self.__dict__.setdefault("facts", {})
         if kind not in known:
             raw = isinstance(self.data, msgspec.Raw)
-            plain = msgspec.json.decode(self.data, type=kind) if raw else msgspec.convert(self.data, kind)
+            plain = files.from_json(self.data, kind) if raw else msgspec.convert(self.data, kind)
             try:
                 known[kind] = plain.completed()
             except ValueError as error:

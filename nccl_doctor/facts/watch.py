@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.model import Amount, Count, Fact
 
+Digits = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,19}$")]  # a mask of NVML has 64 bits
 Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
 
 
@@ -58,7 +59,7 @@ class GpuSeries(msgspec.Struct, frozen=True):
     memory_share: Level | None
     power_limit_w: Amount | None
     memory_total_bytes: Count | None
-    throttled: dict[str, Count]
+    throttled: dict[Digits, Count]
     throttle_known: Count  # busy samples that told the reasons
     rises: dict[str, Count]
     refused: dict[str, str]

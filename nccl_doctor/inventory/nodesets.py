@@ -48,7 +48,7 @@ def expand(text: str) -> list[str]:
     for piece in pieces:
         try:
             node_set: Any = NodeSet(piece, resolver=RESOLVER_NOGROUP)
-        except NodeSetException as error:
+        except (NodeSetException, ValueError) as error:  # ValueError: a number that Python does not read
             raise BadName(f"expected a node set such as node[01-16,18]: {error}") from error
         names.extend(str(name) for name in node_set)
     return names

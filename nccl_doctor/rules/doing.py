@@ -98,7 +98,7 @@ def other_threads(process: Process, *, own: bool = False) -> list[str]:
 
 
 def _threads(process: Process, at: int) -> tuple[PythonThread, ...]:
-    stacks = process.stacks[at] if at < len(process.stacks) else None
+    stacks = process.stacks[at]
     return stacks.threads if stacks else ()
 
 

@@ -40,7 +40,7 @@ def stacks(fleet: Fleet) -> Iterator[Finding]:
         if len(job.hosts) > 1 and any(rank.process.spawned for rank in job.ranks.values()):
             fleet.lack("the ranks' own numbers", "mp.spawn counts on each host: here in the order of hosts", *job.hosts)
         for rank in job.ranks.values():
-            taken = rank.process.stacks[-1] if rank.process.stacks else None
+            taken = rank.process.stacks[-1]
             if taken and taken.outcome != "ok" and rank.now.kind != "ended":
                 fleet.lack(f"the Python stack of {rank.label}", f"{taken.outcome}: {taken.detail}", rank.host)
     for name, fact in facts.items():

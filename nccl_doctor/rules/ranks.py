@@ -240,7 +240,7 @@ def _only_asks(rank: Rank) -> bool:
 
 def cpu_between(process: Process) -> float | None:
     """CPU time of a process from the first reading to the second, in seconds; None where it has ended."""
-    first, last = process.readings[0], process.readings[-1]
+    first, last = process.readings
     return round(last.cpu_s - first.cpu_s, 2) if first and last else None
 
 
@@ -257,7 +257,7 @@ def works(process: Process, interval_s: float) -> bool:
 
 def moves_data(process: Process) -> bool:
     """Whether it has read, written, sent or received more than heartbeats between the readings."""
-    first, last = (process.readings[0], process.readings[-1]) if process.readings else (None, None)
+    first, last = process.readings
     if first is None or last is None:
         return False
     moved = sum(

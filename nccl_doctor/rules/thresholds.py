@@ -43,7 +43,7 @@ def _given(file: Path) -> dict[str, Any]:
         node, raw = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 40th of May, 5,000 digits
         raise ThresholdError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw or {}, dict):
         raise ThresholdError(f"{file}: expected lines of `id: number`")

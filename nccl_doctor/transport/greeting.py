@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from nccl_doctor.facts import files
 from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, ReachOutcome
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 
@@ -85,8 +86,8 @@ class Greeting:
         word, _, rest = answer.partition(b" ")
         if word == b"hello":
             try:
-                return msgspec.json.decode(rest, type=Hello)
-            except (msgspec.DecodeError, RecursionError) as error:
+                return files.from_json(rest, Hello)
+            except msgspec.DecodeError as error:
                 raise Unreachable(
                     ReachOutcome.GARBAGE, f"the agent's first line is broken: {error}", quote(rest)
                 ) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.facts import files
 from nccl_doctor.facts.model import Outcome, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
@@ -392,8 +393,8 @@ class Session:
         if start < 0:
             return  # a background job of the login shell that prints into the stream
         try:
-            message = msgspec.json.decode(line[start:], type=_Reply)  # it may have left half a line before ours
-        except (msgspec.DecodeError, RecursionError) as error:
+            message = files.from_json(line[start:], _Reply)  # it may have left half a line before ours
+        except msgspec.DecodeError as error:
             if start == 0:
                 raise OSError(f"an answer that is not of the protocol: {quote(line)} ({error})") from error
             return

@@ -197,6 +197,8 @@ def test_an_ignore_of_some_hosts_does_not_cover_what_names_none(tmp_path: Path) 
             r":5: hosts: 'gpu\[01-': the brackets of the node set do not match",
         ),
         ("strict = \n", "not TOML"),
+        ("min-hosts = " + "9" * 5000, "not TOML"),
+        ("require = " + "[" * 5000, "not TOML"),
         ("strict = true\nmin-hosts = 0\n", r":2: min-hosts is 0; expected at least 1"),
     ],
 )

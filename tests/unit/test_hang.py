@@ -147,6 +147,17 @@ def test_a_stopped_rank_holds_the_others() -> None:
     assert folded and all(item.folded_under == "hang.stopped" for item in folded)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"readings": []}, {"readings": [reading()]}, {"stacks": []}, {"readings": [reading(resident_bytes=-1)] * 2}],
+    ids=["no-look", "one-look", "no-stacks", "less-than-no-memory"],
+)
+def test_a_process_that_cannot_be_what_it_is_told_as_is_unknown(damage: dict[str, Any]) -> None:
+    answer = examine(bundle(*four(r3=process(3, **damage))))
+    assert "internal-error" not in {item.id for item in answer.report.findings}
+    assert answer.exit_code != 0 and "gpu02" in {host for item in answer.report.unknown for host in item.hosts}
+
+
 def test_a_debugger_that_holds_a_rank_is_named() -> None:
     found = first(examine(bundle(*four(r1=process(1, readings=[reading("t"), reading("t", tracer=77)])))))
     assert found.id == "hang.stopped.traced" and "pid 77" in found.title and blamed(found) == [("gpu01", 1)]

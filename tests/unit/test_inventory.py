@@ -245,6 +245,7 @@ def test_sources(tmp_path: Path) -> None:
         ("a.." + "b", "hosts:1"),
         ("node[1-3", "hosts:1"),
         ("node[3-1]", "hosts:1: .*backwards"),
+        ("node1,node" + "9" * 5000, "hosts:1: .*expected a node set"),
         ("node[1-999999999]", "hosts:1: .*more than 20000"),
         ("n[1-999]m[1-999]", "hosts:1: .*more than 20000"),
         ("node[a-c]", "hosts:1: .*range"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import random
@@ -15,8 +16,13 @@ import msgspec
 import pytest
 from facts_builder import NAMES, Builder
 
+from nccl_doctor.bench import outcome
+from nccl_doctor.bench.outcome import BaselineError
 from nccl_doctor.env.recommend import recommend
+from nccl_doctor.explain import flight_recorder
+from nccl_doctor.explain.flight_recorder import FlightRecorderRefused
 from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     NO_ANSWER,
@@ -24,7 +30,9 @@ from nccl_doctor.facts.model import (
     UNSIGNED,
     Bundle,
     HostFacts,
+    Outcome,
     Plan,
+    ProbeResult,
     Reach,
     ReachOutcome,
 )
@@ -164,12 +172,12 @@ def test_the_ssh_command_goes_the_way_the_run_went(port: int, user: str, login: 
 
 def test_where_ssh_does_not_lead_to_a_host_no_ssh_is_proposed() -> None:
     """A pod behind kubectl, or this machine: the command is the host's own."""
-    for outcome, command in (
+    for ended, command in (
         (ReachOutcome.NO_PYTHON, "command -v python3; echo $PATH"),
         (ReachOutcome.TIMED_OUT, ""),
     ):
         builder = Builder()
-        builder.reach["gpu02"] = Reach(outcome, "it said why", by_ssh=False)
+        builder.reach["gpu02"] = Reach(ended, "it said why", by_ssh=False)
         (fix,) = reach.reach_findings(builder.bundle())[0].fixes
         assert (fix.command, fix.host) == (command, "gpu02")
 
@@ -308,8 +316,6 @@ def test_a_newer_bundle_is_refused_by_its_schema() -> None:
 
 
 def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
-    import gzip
-
     content = bundles.to_bytes(Builder().bundle())
     for bad in (
         content[:-20],
@@ -447,6 +453,22 @@ def test_blame_a_single_bad_pair_accuses_no_single_host() -> None:
     measured = {pair: pair == ("a", "b") for pair in mesh("a", "b", "c")}
     (found,) = blame(measured)
     assert found.direction == "pair" and found.hosts == ("a", "b")
+
+
+@pytest.mark.parametrize("broken", [b'"\xa6"', b"[" * 5000 + b"]" * 5000], ids=["no-utf-8", "too-deep"])
+def test_json_that_msgspec_fails_on_otherwise_is_no_bundle_no_fact_and_no_dump(broken: bytes, tmp_path: Path) -> None:
+    text = bundles.to_bytes(Builder().bundle())
+    text = gzip.decompress(text).replace(b'"created":"2026', b'"other":%b,"created":"2026' % broken)
+    text = text.replace(b'"name":"gpu01"', b'"name":%b' % broken)
+    with pytest.raises(bundles.BundleError, match="not a bundle"):
+        bundles.from_bytes(gzip.compress(text), "b.ndb")
+    with pytest.raises(msgspec.DecodeError):
+        ProbeResult(Outcome.OK, msgspec.Raw(b'{"processes":[],"no_stacks":%b}' % broken)).fact(Job)
+    with pytest.raises(FlightRecorderRefused):
+        flight_recorder.read(b'{"entries":%b}' % broken, "dump_0")
+    (tmp_path / "run.json").write_bytes(b'{"schema":%b}' % broken)
+    with pytest.raises(BaselineError):
+        outcome.read(tmp_path / "run.json")
 
 
 def test_judging_leaves_the_garbage_collector_as_it_was() -> None:

@@ -104,6 +104,21 @@ def test_a_gpu_that_is_throttled_part_of_the_time(bit: int, id: str) -> None:
     assert [place.gpu for place in found.places] == ["2 (0000:02:00.0)"]
 
 
+def test_a_reason_that_is_no_mask_is_unknown() -> None:
+    facts = msgspec.to_builtins(watched.bundle())
+    facts["hosts"][0]["probes"]["watch"]["data"]["gpus"][0]["throttled"] = {"None": 3}
+    answer = told(msgspec.convert(facts, Bundle))
+    assert answer.report.unknown and answer.report.exit_code() != 0
+
+
+def test_memory_that_no_host_has_is_no_internal_error() -> None:
+    facts = msgspec.to_builtins(watched.bundle())
+    data = facts["hosts"][0]["probes"]["watch"]["data"]
+    assert data["memory_available_bytes"]
+    data["memory_available_bytes"] = [[at, 1e308] for at, _ in data["memory_available_bytes"]]
+    told(msgspec.convert(facts, Bundle))
+
+
 def test_a_moment_of_throttling_is_a_warning_and_so_is_one_without_a_reason() -> None:
     once = only(told(watched.bundle(gpu_changes={"gpu02": during(100, 105, HOT)})))
     assert (once.id, once.severity) == ("gpu.thermal-power.hw-thermal", Severity.WARN)

@@ -13,7 +13,9 @@ from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
 from nccl_doctor.env.extract import shell
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)\Z", re.DOTALL)
-_PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|[^\s\"'\\])*)", re.DOTALL)
+_PAIR = re.compile(
+    r"(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*)=((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|[^\s\"'\\])*)", re.DOTALL
+)
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str]]:

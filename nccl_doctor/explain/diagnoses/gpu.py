@@ -352,7 +352,7 @@ def uneven_nvlinks(case: Case) -> Iterable[Candidate]:
     """nvidia-smi nvlink --status: one GPU has fewer active links than its neighbours of the same model."""
     headings = case.hits("nvlink-gpu")
     links = [row for row in case.hits("nvlink-gpu-rows") if _LINK.search(row.text)]
-    table = [(head, rows) for head in headings if (rows := below(head, headings, links))]
+    table = [(head, rows) for head, rows in below(headings, links) if rows]
     active = [sum("inactive" not in row.text for row in rows) for _, rows in table]
     most = Counter(active).most_common(1)[0][0] if len(active) > 1 else 0
     poor = [pair for pair, count in zip(table, active, strict=True) if count < most]

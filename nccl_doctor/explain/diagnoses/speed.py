@@ -235,10 +235,8 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
     runs: list[tuple[int, float, list[Hit]]] = []
     steps = in_order((*case.hits("progress"), *case.tail))
     headings = [hit for hit in case.hits("nodes-heading") if not _OTHER_STEP.search(hit.text)]
-    for head in headings:
-        paces = [
-            (time, hit) for hit in below(head, headings, steps) for unit, time in _paces(hit.text)[:1] if unit == "step"
-        ]
+    for head, rows in below(headings, steps):
+        paces = [(time, hit) for hit in rows for unit, time in _paces(hit.text)[:1] if unit == "step"]
         told = head.groups["nodes"]
         nodes = _IN_WORDS_NODES.get(told.lower()) or int(told)
         if len(paces) >= (1 if nodes == 1 else _SOME_STEPS):

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import bisect
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit
 
 _Who = TypeVar("_Who")
 
 
-def tables(case: Case, name: str) -> Iterator[tuple[Hit, list[Hit]]]:
+def tables(case: Case, name: str) -> list[tuple[Hit, list[Hit]]]:
     """Each heading that this signature knows, with the rows kept below it."""
-    headings, rows = case.hits(name), case.hits(f"{name}-rows")
-    return ((head, below(head, headings, rows)) for head in headings)
+    return below(case.hits(name), case.hits(f"{name}-rows"))
 
 
-def below(heading: Hit, headings: list[Hit], rows: list[Hit]) -> list[Hit]:
-    """The rows between this heading and the next one."""
-    nexts = [other.line for other in headings if other.file == heading.file and other.line > heading.line]
-    return [row for row in rows if row.file == heading.file and heading.line < row.line < min(nexts, default=1 << 62)]
+def below(headings: list[Hit], rows: list[Hit]) -> list[tuple[Hit, list[Hit]]]:
+    """Each heading with the rows between it and the next one."""
+    places = sorted(map(place, headings))
+    found: dict[tuple[str, int], list[Hit]] = {at: [] for at in places}
+    for row in rows:
+        nearest = bisect.bisect(places, place(row)) - 1
+        if nearest >= 0 and places[nearest][0] == row.file and places[nearest][1] < row.line:
+            found[places[nearest]].append(row)
+    return [(head, found[place(head)]) for head in headings]
 
 
 def cells(names: list[str], row: list[str]) -> dict[str, str]:

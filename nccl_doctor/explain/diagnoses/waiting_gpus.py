@@ -138,6 +138,8 @@ def _orphans(case: Case) -> dict[str, Hit]:
     found = {}
     for head, rows in tables(case, "process-table"):
         names = head.text.split()
+        if not {"PID", "PPID"}.issubset(names):
+            continue  # words that begin so, or the end of a very long line
         at, of = names.index("PID"), names.index("PPID")
         listed = [(row.text.split(), row) for row in rows]
         found.update({cells[at]: row for cells, row in listed if len(cells) >= len(names) and cells[of] == "1"})

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from nccl_doctor.explain import plain_pickle
+from nccl_doctor.facts import files
 
 
 class FlightRecorderRefused(ValueError):
@@ -152,8 +153,8 @@ def _decode(data: bytes, source: str) -> Any:
             f"{len(data)} bytes are more than the {plain_pickle.MAX_BYTES} that are read", source
         )
     try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return files.from_json(data, object)
+    except msgspec.DecodeError as error:
         raise FlightRecorderRefused(f"not JSON: {error}", source) from error
 
 

@@ -37,7 +37,8 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def find(names: Iterable[str]) -> tuple[list[LogFile], list[InputProblem]]:
-    """The files behind names, in a stable order, each once; what cannot be used comes back as problems."""
+    """The files behind names, each once, in an order that depends on no other than their names; what cannot be used comes back
+    as problems."""
     files: dict[tuple[int, int], LogFile] = {}
     problems: list[InputProblem] = []
     for name in names:
@@ -48,7 +49,7 @@ def find(names: Iterable[str]) -> tuple[list[LogFile], list[InputProblem]]:
             problems.append(InputProblem(name, "no file matches"))
         for match in matches:
             _add(match, match == name, files, problems, os.path.dirname(match) + "/")
-    return _plausible(list(files.values())), problems
+    return _plausible(sorted(files.values(), key=lambda file: file.name)), problems
 
 
 def _add(

@@ -9,7 +9,6 @@ certain, ``Traceback (most recent call last):``, and takes it off the lines that
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from datetime import datetime, timezone
@@ -32,7 +31,9 @@ WHEN = re.compile(
 )
 # A row whose last field is quoted, as log services hand them out: no blank behind a comma, quotes inside a field are doubled.
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}Z?|1[5-9]\d{11}")
-_ROW = re.compile(r'(?:(?:(?! )[^",]*|"(?:[^"]|"")*"),){1,40}"(?:[^"]|"")*"')
+_QUOTED = r'"(?:[^"]|"")*"'
+_ROW = re.compile(rf'(?:(?:(?! )[^",]*|{_QUOTED}),){{1,40}}{_QUOTED}')
+_FIELD = re.compile(rf'(?:^|,)({_QUOTED}|[^",]*)')
 MOST_LINES = 400  # of one record: a traceback is seldom longer
 
 # No number has so many digits. Python reads no whole number of more than 4,300, and a float of more than 308 is infinite.
@@ -60,7 +61,8 @@ def unwrap(text: str) -> list[str]:
     """The lines that a JSON record holds, each with the record's time, rank and host in front; of a row of CSV the fields with
     several words, and the last one, with the time in front; else the line itself."""
     if text.endswith('"') and _ROW.fullmatch(text):
-        *others, last = next(csv.reader([text]))
+        fields = _FIELD.findall(text)  # not csv's: it raises at a CR, and at a NUL
+        *others, last = (field[1:-1].replace('""', '"') if field.startswith('"') else field for field in fields)
         times = [f"{_time(field)} " for field in others if _TIME.fullmatch(field)]
         said = [*(field for field in others if " " in field and not _TIME.fullmatch(field)), last]
         return ["".join([*times[:1], inner]) for field in said for inner in unwrap(field)]

@@ -8,7 +8,7 @@ from nccl_doctor.explain.signatures import says
 
 # A monitor's line that says that there is none of it.
 NONE = re.compile(
-    r"(?:count|total|totaling|errors?|failures?|violations?|lost|reset|reasons?)\s*[:=]?\s*(?:0(?:\.0+)?\b|none\b|no\b|false\b)|[ :]0 (?:row|GPUs?|errors?|uncorrect|thermal|gpu)",
+    r"(?:count|total|totaling|errors?|failures?|violations?|lost|reset|reasons?)\s*(?:[:=]\s*)?(?:0(?:\.0+)?\b|none\b|no\b|false\b)|[ :]0 (?:row|GPUs?|errors?|uncorrect|thermal|gpu)",
     re.IGNORECASE,
 )
 

@@ -102,7 +102,7 @@ says(
         re.fullmatch(r"[0-9A-Fa-f]{2}", groups["mask"]) is not None
         and int(groups["mask"], 16) & 0xE8 != 0
         # or a row of a table: clocks, temperature, power
-        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla|(?:\s+\d+){5,}\s+0x", line) is not None
+        and re.search(r"MHz| W\b|Active|throttle|clocks|NVIDIA|Tesla|(?<!\s)(?:\s+\d+){5,}\s+0x", line) is not None
     ),
 )
 says(

@@ -360,7 +360,7 @@ says(
     why="The port listing shows a port that is down, polling (no cable partner), disabled, or waiting for a subnet manager (Initializing).",
     where=lambda groups, line: (
         re.search(r"\w State: ", line) is None  # of a program
-        and not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.*(?:docker|virbr)|mtu \d+ .*state DOWN", line)
+        and not re.search(r"veth|docker|virbr|\blo\b|br-|NO-CARRIER.{0,200}(?:docker|virbr)|mtu \d+ .*state DOWN", line)
     ),
     every=True,  # of which port, the lines around tell
 )
@@ -416,7 +416,7 @@ says(
     where=lambda groups, line: "retrying" not in line,
 )
 _SAYS_NO_REASON = re.compile(
-    r"(?:ibv_(?:reg_mr\w*|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed|Couldn't allocate (?:MR|PD))\W*$"
+    r"(?:ibv_(?:reg_mr\w{0,20}|reg_dmabuf_mr|create_qp|create_cq|alloc_pd) failed|Couldn't allocate (?:MR|PD))\W*$"
 )
 says(
     "create-qp",

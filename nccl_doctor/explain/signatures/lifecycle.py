@@ -36,7 +36,7 @@ _BADLY = re.compile(
 _OF_THE_JOB = re.compile(
     r"^(?!.*\b(?:rank|worker|process|pid(?!=)|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b)(?:.*"
     r"\b(?:job|JobState|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
-    r"(?:.*(?:[\]:|>F]|\d\d:\d\d\S*) )?\W*(?:finished|done|exited)?\W*(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$)",
+    r"(?:.*(?:[\]:|>F]|\d\d:\d\d\S{0,40}) )?\W{0,8}(?:(?:finished|done|exited)\W{1,8})?(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$)",
     re.IGNORECASE,
 )
 
@@ -47,7 +47,7 @@ _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # com
 # A step that an earlier run made, or a setting: "resume_from_step: 200"
 _BEFORE_WORK = re.compile(
     r"[Rr]es(?<!\w...)(?:um|tor)(?:ed|ing)\b.* (?:from|at) |"
-    r"^\W*(?:max|num|total|log|save|eval|warm\w*|resume|start|per|n)\w*(?:step|epoch|iteration)s?['\"]?\s*[:=]\s*\S+\s*$"
+    r"^\W*(?:max|num|total|log|save|eval|warm|resume|start|per|n)\w*(?:step|epoch|iteration)s?['\"]?\s*[:=]\s*\S+\s*$"
 )
 
 

@@ -103,7 +103,8 @@ says(
     title="the port is already in use on this host",
     why="Another process (an older job, or a second rank 0) holds the port.",
     where=lambda groups, line: (
-        re.search(r"ignoring the error|in use\b.*\b(?:trying|using|next port)|\bras/client_support\.cc:", line) is None
+        re.search(r"ignoring the error|in use\b.{0,200}\b(?:trying|using|next port)|\bras/client_support\.cc:", line)
+        is None
     ),
 )
 says(
@@ -484,9 +485,7 @@ says(
     " mtu {mtu:int} ",
     "MTU:{mtu:int}",
     why="An interface's MTU.",
-    where=lambda groups, line: (
-        re.search(r"(?:\d+: )?(\w+)[:@].*mtu|inet|UP|flags", line) is not None and "lo:" not in line
-    ),
+    where=lambda groups, line: re.search(r"\b\w+[:@].*mtu|inet|UP|flags", line) is not None and "lo:" not in line,
 )
 says("ping-loss", "100% packet loss", "packets transmitted, 0 received", why="Packets of some size do not come back.")
 
@@ -512,7 +511,7 @@ says(
     strength=0.45,
     title="a host's firewall is on",
     why="Whether it lets the job's ports through, its rules say.",
-    pattern=re.compile(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;])*\bactive\b"),
+    pattern=re.compile(r"\b(?:firewalld|ufw)\b(?:(?!\bnot\b)[^,;]){0,120}\bactive\b"),
 )
 says(
     "open-ports",

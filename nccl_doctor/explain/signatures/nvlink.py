@@ -155,7 +155,8 @@ says(
     title="the fabric manager reports an error: {message}",
     why="An error in the fabric manager's own log.",
     where=lambda groups, line: (
-        re.search(r"NVSwitch (?:non-)?fatal error|NVLink .*(?:down|fatal)", line) is None and not _IMEX.search(line)
+        re.search(r"NVSwitch (?:non-)?fatal error|NVLink .{0,200}(?:down|fatal)", line) is None
+        and not _IMEX.search(line)
     ),
 )
 says(
@@ -173,7 +174,7 @@ says(
     strength=0.9,
     title="the GPU's fabric registration is not completed",
     why="nvidia-smi -q: fabric state In Progress: the fabric manager has not registered this GPU.",
-    pattern=re.compile(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*:?\s*In Progress)"),
+    pattern=re.compile(r"(?:^|\s|FABRIC_|[Ff]abric )(?:STATE_IN_PROGRESS|[Ss]tate:?\s*(?::\s*)?In Progress)"),
 )
 says(
     "nvls-bind",

@@ -321,7 +321,7 @@ says(
 )
 _PEER_GONE = re.compile(
     r"reset by (?:remote )?peer|onnection refused|ndpoint (?:timeout|is not connected)|Remote disconnect|"
-    r"tcp_ep \S+ .*(?:send|recv)\S* failed",
+    r"tcp_ep \S{1,80} .{0,200}(?:send|recv)\S* failed",
     re.IGNORECASE,
 )
 says(

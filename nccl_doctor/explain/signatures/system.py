@@ -127,7 +127,7 @@ says(
 # What a program that runs other programs (graders, sandboxes) tells of theirs.
 QUOTED_OUTPUT = re.compile(r"\breturncode=|\bstd(?:err|out)=[\"']")
 _NOBODY_KILLED = re.compile(
-    r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w*|s)?[ =:]+0\b|oomkilled\W{1,4}false", re.IGNORECASE
+    r"\b(?:0|no) oom[-_]kill|oom[-_]kill(?: ?event\w{0,20}|s)?[ =:]+0\b|oomkilled\W{1,4}false", re.IGNORECASE
 )
 says(
     "oom-killer",

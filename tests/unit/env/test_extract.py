@@ -442,14 +442,17 @@ def test_log() -> None:
         "[\n" + "{{ } } " * 100_000,
         "[\n" + "{% } {{ % } }" * 100_000,
         "{{ if a }}\n" * 50_000,
+        "${" * 100_000,
+        "a" * 500_000,
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_no_text_takes_more_than_one_pass(text: str) -> None:
     """Exponential or cubic reading would not end: this is no timing test."""
     full = f"export NCCL_DEBUG=INFO\nNCCL_ALGO={text}\n"
     for reader in (shell.read, env_file.read, docker.read):
         reader(full, "f")
+    docker.read(f"FROM a\nENV NCCL_DEBUG=INFO {text}\n", "f")
     conf.read(full, "f")
     log.read(["NCCL INFO NCCL_ALGO set by environment to " + text, "a" * 4000 + ":1:1 [0] " + text], "f")
     with contextlib.suppress(yaml_file.BadYaml):

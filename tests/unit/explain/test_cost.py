@@ -10,15 +10,16 @@ import gc
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nccl_doctor.explain import lazy_re
 from nccl_doctor.explain.api import explain
+from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.files import read_file, reasoning
-from nccl_doctor.explain.model import LogSource
+from nccl_doctor.explain.model import Hit, LogSource
 from nccl_doctor.explain.readers.inputs import LogFile
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
@@ -162,3 +163,29 @@ def test_every_pattern_can_be_compiled() -> None:
     reasoning()
     for item in [item for item in gc.get_objects() if type(item) is lazy_re._Lazy]:
         assert item.groups >= 0
+
+
+class _Counted(list[Hit]):
+    """A list that counts how often somebody goes through it."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Hit]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_the_rows_of_many_tables_are_gone_through_once() -> None:
+    """Each heading once went through all headings and all rows: 1,600 logs with a table each took 1.3 seconds."""
+    headings = [Hit("head", file, line, "") for file in ("a", "b", "c") for line in (1, 10)]
+    rows = _Counted(Hit("row", file, line, "") for file in ("0", "a", "c") for line in (1, 2, 9, 10, 11))
+    told = below(headings, rows)
+    assert rows.times == 1
+    assert {(head.file, head.line): [row.line for row in its] for head, its in told} == {
+        ("a", 1): [2, 9],
+        ("a", 10): [11],
+        ("b", 1): [],
+        ("b", 10): [],
+        ("c", 1): [2, 9],
+        ("c", 10): [11],
+    }

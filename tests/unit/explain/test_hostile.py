@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from nccl_doctor.explain import trouble
 from nccl_doctor.explain.api import explain
 from nccl_doctor.explain.diagnoses import speed
 from nccl_doctor.explain.model import LogSource
@@ -91,6 +92,19 @@ def test_a_number_behind_the_end_of_a_quote_is_survived(told: str) -> None:
         assert explain_text("x" * before + " " + told + "\n").read.lines == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "USER  PID TPPID CMD",
+        json.dumps({"log": 'KeyError: 1,\r,"KeyError: 2"'}),
+        'KeyError: 1,\0,"KeyError: 2"',
+    ],
+    ids=["a-heading-without-its-column", "a-CR-in-a-row", "a-NUL-in-a-row"],
+)
+def test_what_only_looks_like_a_table_is_survived(line: str) -> None:
+    assert explain_text(f"{line}\nroot 1 2 a\n").read.lines == 2
+
+
 @pytest.mark.parametrize("digits", ["9" * 20, "9" * 5000])
 def test_a_number_that_nothing_counts_to_is_survived(digits: str) -> None:
     """Python refuses to read more than 4,300 digits, and summaries are sent with at most 64 bits."""
@@ -130,6 +144,41 @@ def _seconds(call: object, line: str) -> float:
     started = time.process_time()
     call(line)  # type: ignore[operator]
     return time.process_time() - started
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        "x1:",
+        "  ",
+        "\t1",
+        "count" + " " * LINE_LIMIT,
+        "| ",
+        "11:",
+        "in use.",
+        "ufw ",
+        "tcp_ep a ",
+        "NVLink ",
+        "NO-CARRIER ",
+    ],
+    ids=lambda piece: piece[:12].strip() or "blanks",
+)
+def test_no_guard_is_worse_than_linear(piece: str) -> None:
+    """What stands behind a message decides whether it is one; each of these once took 30 ms to 1 s in a line of 8 KiB."""
+    limit = 4 * LINE_LIMIT
+    behind = (" " + piece * (limit // len(piece)))[:limit]
+    slow = []
+    for signature in all_signatures().values():
+        text = re.sub(r"\{[^}]*\}", "7", signature.templates[0].text) + behind
+        groups = dict.fromkeys(re.findall(r"\{([a-z_]+)[:}]", signature.templates[0].text), "7")
+        seconds = 0.0
+        if signature.where is not None:
+            seconds = _seconds(lambda line, has=signature.where, of=groups: has(of, line), text)
+        if signature.pattern is not None:
+            seconds += _seconds(signature.pattern.search, text)
+        slow += [(signature.name, seconds)] if seconds > 0.3 else []
+    assert not slow
 
 
 def _adversarial() -> list[tuple[str, object, str]]:
@@ -172,6 +221,11 @@ def test_a_heading_with_many_blanks_takes_no_time() -> None:
         min(_seconds(explain_text, f"=== torch{fill * 8000}!\n") for _ in range(3)) for fill in ("x", " ")
     )
     assert blanks < 0.1 + 2 * letters
+
+
+def test_blanks_before_a_word_of_trouble_take_no_time() -> None:
+    """A line of 8,000 once took two seconds."""
+    assert _seconds(trouble.sounds_bad, " " * 8000 + "error;") < 0.5
 
 
 @pytest.mark.parametrize("pattern", [speed._WITH_UNIT, speed._OWN], ids=["expected", "own"])

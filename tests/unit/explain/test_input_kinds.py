@@ -278,3 +278,12 @@ def test_what_a_run_left_open_is_not_healthy() -> None:
     assert "left 1 thing open" in told.sentence
     assert "nvidia-smi is missing" in told.evidence[0].text
     assert told.next == ("nccl-doctor check --stage gpu",)
+
+
+def test_the_order_in_which_files_are_named_changes_nothing(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}.log").write_text(
+            f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: KeyError: 'dgo'\n"
+        )
+    names = [str(tmp_path / f"rank_{rank}.log") for rank in (2, 0, 1)]
+    assert to_json(explain_paths(names)) == to_json(explain_paths(sorted(names)))
