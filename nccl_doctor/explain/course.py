@@ -40,7 +40,11 @@ _CLOCKS_APART = 10.0  # seconds: what clocks of two hosts may differ
 _PASTED = 5.0  # seconds: more than a job's streams lie behind one another
 LINES_AFTER = 3  # one rank's step may be printed just after another rank's last line
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
-_FAILED_EXIT = re.compile(r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]", re.IGNORECASE)
+_FAILED_EXIT = re.compile(
+    r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]|"
+    r" (?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME\w*\+?|CANCELLED\+?) +\d+:\d+\b",  # sacct, of any of the job's steps
+    re.IGNORECASE,
+)
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")
 _RETRIES = frozenset(
     (

@@ -124,7 +124,7 @@ def _behind(one: Hit, other: Hit) -> bool:
     return later(one, other) or came_after(one, other) is True
 
 
-_PORT_EVENT = re.compile(r" \S+:\d+ (?=Got )")  # NET/IB : mlx5_5:1 Got async event : port error
+_PORT_EVENT = re.compile(r"NET/IB : (?:\S+:\d+ )?(?=Got )")  # mlx5_5:1; older releases name no port
 _FLAP = 60.0  # seconds
 _NO_QP = ("modify-qp", "create-qp")
 # What a job says that lost its connections with the port.
@@ -132,14 +132,14 @@ _LOST = ("ib-retry", "ib-remote-error", "ib-no-way-left", "adapter-failed", "ib-
 
 
 def _came_back(case: Case, hit: Hit) -> bool:
-    """Whether a port that failed was active again within a minute, as did all that failed, and no connection is told to have
-    failed with it. Of lines alike one is kept, and the last."""
+    """Whether a port that failed was active again within a minute, or before two more steps, as did all that failed, and no
+    connection is told to have failed with it. Of lines alike one is kept, and the last."""
     if hit.signature != "ib-port-error" or case.has(*_LOST):
         return False
     backs = [*case.hits("ib-port-back"), *case.lasts("ib-port-back")]
     each_came_back = case.count("ib-port-error") <= case.count("ib-port-back")
     return each_came_back and all(
-        any(_soon_active(one, back) for back in backs) for one in (hit, *case.lasts("ib-port-error"))
+        any(_soon_active(case, one, back) for back in backs) for one in (hit, *case.lasts("ib-port-error"))
     )
 
 
@@ -151,17 +151,14 @@ def _only_an_event(case: Case, hit: Hit) -> bool:
     return hit.signature == "roce-gid-missing" and _EVENT.search(hit.text) is not None and not case.has(*_LOST, *_NO_QP)
 
 
-def _soon_active(failed: Hit, back: Hit) -> bool:
-    """Whether this line tells of the same port within a minute after."""
+def _soon_active(case: Case, failed: Hit, back: Hit) -> bool:
+    """Whether this line tells of the same port within a minute after; without times, below it, and steps were made afterwards."""
     port = _PORT_EVENT.search(failed.text)
-    return (
-        port is not None
-        and port[0] in back.text
-        and failed.host == back.host
-        and failed.seconds is not None
-        and back.seconds is not None
-        and 0 <= back.seconds - failed.seconds <= _FLAP
-    )
+    if port is None or port[0] not in back.text or (failed.host, failed.pid) != (back.host, back.pid):
+        return False
+    if failed.seconds is None or back.seconds is None:
+        return later(back, failed) and case.course.stepped_after(back)
+    return 0 <= back.seconds - failed.seconds <= _FLAP
 
 
 _HELD = re.compile(r"\bProcess \d+ has \d.{0,20} memory in use")
@@ -202,7 +199,7 @@ def _went_another_way(case: Case, hit: Hit) -> bool:
     return _WITHOUT.search(hit.text) is not None and later(spoke, hit)
 
 
-_POD = re.compile(r"\bpod/([a-z0-9.-]+)")
+_POD = re.compile(r"(?<!\[)\bpod/([a-z0-9.-]+)")  # not kubectl's prefix of who speaks
 _MEMBER = re.compile(r"-(?:[a-z0-9]*\d[a-z0-9]*|worker|master|launcher)$")  # a pod's number, or its part in the job
 _EVENTS = ("kubelet-stops", "probe-failed", "resources-missing", "ended-with-error")
 

@@ -144,7 +144,7 @@ def _latest(case: Case, item: Candidate) -> list[Hit]:
 def _firm(case: Case, item: Candidate) -> list[Hit]:
     """The candidate's lines without those that prove nothing alone, or are no sign of trouble."""
     firm = [hit for hit in item.hits if not 0 < _alone(case, hit) < PLAUSIBLE]
-    signs = [hit for hit in firm if hit.signature not in ("before", "last", "progress")]
+    signs = [hit for hit in firm if hit.signature not in ("before", "error-line", "last", "progress")]
     return signs or firm or item.hits
 
 
@@ -186,7 +186,8 @@ def ends_it(of_last: list[Candidate], of_all: list[Candidate]) -> bool:
     return convinces and not last.vague and last.id not in follows
 
 
-_OUT_OF_TIME = re.compile(r"DUE TO TIME ?(?:LIMIT|OUT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE)
+# What the scheduler ended a job for, whatever the job did
+_FROM_OUTSIDE = re.compile(r"DUE TO (?:TIME ?(?:LIMIT|OUT)|PREEMPT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE)
 # Conditions and slow losses: that work goes on for a while does not speak against them. Everything else ends a process at once,
 # or keeps it from its start: whoever takes two more steps was not harmed.
 _LASTING = _SLOWNESS | frozenset(
@@ -215,7 +216,7 @@ def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool
     stepped = item.id not in _LASTING and all(map(case.course.stepped_after, latest))
     if not stepped:
         others = [one for one in others if one.strength >= _SEEN]
-        others = [one for one in others if one.id not in LATE or any(_OUT_OF_TIME.search(hit.text) for hit in one.hits)]
+        others = [one for one in others if one.id not in LATE or any(_FROM_OUTSIDE.search(hit.text) for hit in one.hits)]
     between = any(
         all(_worked_between(case, last, hit) for last in latest for hit in _firm(case, one)) for one in others
     )

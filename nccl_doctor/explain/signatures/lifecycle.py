@@ -41,6 +41,9 @@ _OF_THE_JOB = re.compile(
 )
 
 
+_A_SCHEDULERS = re.compile(r" (?:Succeeded|COMPLETED) ")
+# A job's row, not that of one of its steps: Slurm's own step (.extern) is completed whatever the others did.
+_OF_A_WHOLE_JOB = re.compile(r" Succeeded +(?:\d+[dhms])+\s*$|^\s*\d+(?:_\d+)?\s[^.]* COMPLETED +0:0\b")
 _PREPARED = re.compile(r"\bgraph|capture|compil|warm-?up", re.IGNORECASE)  # complete is what comes before the training
 
 
@@ -135,6 +138,7 @@ says(
     "Generated text: ",
     '"step":{step:int}',
     " step={step:int}, skipped=",  # DeepSpeed
+    "RunningAvgSamplesPerSec=",
     role=Role.PROGRESS,
     sampled=True,
     where=lambda groups, line: "Generated text: " in line or _with_number(groups, line),
@@ -233,12 +237,15 @@ says(
     "ob {id:word} SUCCEEDED",
     "ob {id:word} succeeded",
     "] {state:word} -> FINISHED.",  # Ray Train's controller
+    " COMPLETED {}0:0",  # sacct
+    " Succeeded {}",  # kubectl get of a job
     role=Role.END,
     why="The whole run says that it came to its end: what went wrong before did not stop it.",
     where=lambda groups, line: (
         not _BADLY.search(line)
         and not _PREPARED.search(line)
         and ("trials: " not in line or _most_trials_ended_well(line))
+        and (_A_SCHEDULERS.search(line) is None or _OF_A_WHOLE_JOB.search(line) is not None)
     ),
 )
 says(
