@@ -12,7 +12,17 @@ from nccl_doctor.explain import advice, attempts, candidates, costs, quotes, ran
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shortened
-from nccl_doctor.explain.model import Cause, Explanation, Hit, InputCount, LogSource, Moment, Role, Verdict
+from nccl_doctor.explain.model import (
+    Cause,
+    Explanation,
+    Hit,
+    InputCount,
+    InputProblem,
+    LogSource,
+    Moment,
+    Role,
+    Verdict,
+)
 from nccl_doctor.explain.numbering import numbered
 from nccl_doctor.explain.readers.scan import scan
 from nccl_doctor.explain.summary import Summary
@@ -60,7 +70,7 @@ def explain(summary: Summary) -> Explanation:
         worth_knowing=costs.remarks(case, causes),
         notes=_notes(whole),
         timeline=_timeline(whole),
-        problems=tuple(summary.problems),
+        problems=(*summary.problems, *_broken(whole, case)),
         read=InputCount(summary.files, summary.bytes, summary.lines),
         world={key: value for key, value in (("ranks", case.world), ("nodes", case.nodes)) if value},
     )
@@ -86,6 +96,12 @@ def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
     for item in before:
         item.strength, item.slows = min(item.strength, most) / 2, False
     return last, sorted((*of_last, *before), key=lambda item: -item.strength)
+
+
+def _broken(*cases: Case) -> list[InputProblem]:
+    """Rules of ours that raised, once each: what they would have told is missing."""
+    rules = {name: error for case in cases for name, error in case.broken_rules.items()}
+    return [InputProblem("nccl-doctor", f"its rule {name} failed: {error}") for name, error in rules.items()]
 
 
 def _redacted(explanation: Explanation) -> Explanation:

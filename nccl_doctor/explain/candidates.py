@@ -23,7 +23,10 @@ def collect(case: Case) -> list[Candidate]:
     """All candidates: one per cause id, from signatures, diagnoses and, where these do not convince, from words."""
     found = list(_from_signatures(case))
     for rule in all_diagnoses():
-        found.extend(rule(case))
+        try:
+            found.extend(rule(case))
+        except Exception as error:  # noqa: BLE001 - a mistake of ours hides nothing that the others find
+            case.broken_rules[rule.__name__] = f"{type(error).__name__}: {error}"
     if max((item.strength for item in found), default=0.0) < PLAUSIBLE:
         found.extend(_last_resort(case))
     elif len(known := {item.id for item in found}) < len(_FURTHER):  # words still tell what else it may be

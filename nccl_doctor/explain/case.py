@@ -41,6 +41,7 @@ class Case(Logs):
         self.course = Course(self)
         self.hang = Hang(self, self.course)
         self.exceptions = Exceptions(self, self.course)
+        self.broken_rules: dict[str, str] = {}  # diagnoses that raised, by name, and what
 
     @functools.cached_property
     def world_told(self) -> int:

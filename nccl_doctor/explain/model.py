@@ -160,7 +160,7 @@ class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InputProblem(msgspec.Struct, frozen=True):
-    """An input that could not be read (completely), and why."""
+    """An input that could not be read (completely), and why; or a rule of ours that failed on it."""
 
     name: str
     problem: str

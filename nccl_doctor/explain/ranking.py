@@ -187,7 +187,9 @@ def ends_it(of_last: list[Candidate], of_all: list[Candidate]) -> bool:
 
 
 # What the scheduler ended a job for, whatever the job did
-_FROM_OUTSIDE = re.compile(r"DUE TO (?:TIME ?(?:LIMIT|OUT)|PREEMPT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE)
+_FROM_OUTSIDE = re.compile(
+    r"DUE TO (?:TIME ?(?:LIMIT|OUT)|PREEMPT)|time limit (?:was )?(?:reached|exceeded)", re.IGNORECASE
+)
 # Conditions and slow losses: that work goes on for a while does not speak against them. Everything else ends a process at once,
 # or keeps it from its start: whoever takes two more steps was not harmed.
 _LASTING = _SLOWNESS | frozenset(
@@ -216,7 +218,9 @@ def _gives_way(case: Case, item: Candidate, candidates: list[Candidate]) -> bool
     stepped = item.id not in _LASTING and all(map(case.course.stepped_after, latest))
     if not stepped:
         others = [one for one in others if one.strength >= _SEEN]
-        others = [one for one in others if one.id not in LATE or any(_FROM_OUTSIDE.search(hit.text) for hit in one.hits)]
+        others = [
+            one for one in others if one.id not in LATE or any(_FROM_OUTSIDE.search(hit.text) for hit in one.hits)
+        ]
     between = any(
         all(_worked_between(case, last, hit) for last in latest for hit in _firm(case, one)) for one in others
     )

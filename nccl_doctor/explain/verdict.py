@@ -32,7 +32,8 @@ def reached(case: Case, candidates: list[Candidate], good: list[Hit]) -> Verdict
     accused = any(item.slows for item in candidates) or any(
         not _worked_after(case, proof) for proof in case.summary.proofs
     )
-    healthy = good and not (accused or case.hang.unfinished or case.hang.only_began or _failure_seen(case))
+    unclear = case.broken_rules or case.hang.unfinished or case.hang.only_began or _failure_seen(case)
+    healthy = good and not (accused or unclear)
     return Verdict.HEALTHY if healthy else Verdict.UNDECIDED
 
 

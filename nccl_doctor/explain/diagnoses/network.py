@@ -17,6 +17,7 @@ _VIRTUAL = re.compile(
 )
 _UNREACHABLE = ("connect-timeout", "connect-noroute", "connect-refused", "connect-aborted")
 _UNANSWERED = re.compile("timed out|No route")  # one that is refused may only be early
+_TRY = re.compile(r"retrying \((\d+)/")
 _FAILING = (
     *_UNREACHABLE,
     "connect-gave-up",
@@ -112,7 +113,8 @@ def connect_never_succeeds(case: Case) -> Iterable[Candidate]:
         return
     timed_out = [hit for hit in retries if _UNANSWERED.search(hit.text)]
     local = [hit for hit in case.hits("bootstrap-using") if hit.groups["address"].startswith("169.254.")]
-    if local and case.count("connect-retry") > 2:
+    tries = [int(number) for hit in case.lasts("connect-retry") for number in _TRY.findall(hit.text)]
+    if local and max([case.count("connect-retry"), *tries]) > 2:
         title = f"NCCL chose {local[0].groups['interface']}, whose link-local address a peer on another host takes for one of its own"
         yield Candidate("net.wrong-interface", 0.76, title, [*local[:2], *retries[:3]], *speakers(local))
     elif timed_out:

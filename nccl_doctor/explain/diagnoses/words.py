@@ -71,6 +71,8 @@ NO_DATA = re.compile(
     r"exhausted (?:the |its |all |my )*(?:data|iterator|loader|stream|shards|samples|files)|"
     r"no more (?:data|batches|samples|shards|files)|StopIteration|out of data|nothing (?:left )?to (?:do|process|read)|"
     r"\bempty (?:batch|shard|partition|split|loader|data)|"
+    r"(?:\bdata\w*|iterator|loader|stream)\W{0,2} (?:has |is )?(?:finished|ended|at its end)\b(?! \w+ing\b)|"
+    r"\b(?:leav(?:es|ing)|left|exit(?:s|ed|ing)|out of) (?:the |its )?(?:train\w* |main |inner )?loop\b|"
     r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
     re.IGNORECASE,
 )

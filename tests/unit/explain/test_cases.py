@@ -26,6 +26,7 @@ def test_case(path: Path) -> None:
     head, body = path.read_text(encoding="utf-8")[4:].split("\n---\n", 1)
     wanted = yaml.safe_load(head)
     got = analyse(logs_of(body))
+    assert not got.problems
     right = {wanted["cause"], *wanted["acceptable"]}
     named = [cause.id for cause in got.causes]
     if "healthy" in right and got.verdict is Verdict.HEALTHY:

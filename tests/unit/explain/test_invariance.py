@@ -139,6 +139,8 @@ KNOWN = {
         for case in ("xids-of-another-day-and-a-bug", "xids-of-another-days-program")
     ),
     *((name, "silent-after-a-step-until-the-limit") for name in (*TIMED, *UNREAD)),
+    *((name, "a-port-was-away-for-three-seconds") for name in UNREAD),  # without times
+    ("a second copy", "caught-out-of-memory-then-mismatch"),  # what a rank said last is kept once
     *(
         (name, case)
         for name in UNREAD

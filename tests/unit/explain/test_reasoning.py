@@ -1816,3 +1816,16 @@ def test_remapped_rows_are_outlived_only_if_the_last_are(again: str, blamed: boo
     log = "2025-11-02 11:20:31,110 step=544 loss=1.43\n" + _REMAPPED + again + _waited(1)
     found = {cause.id: cause.confidence for cause in explain_text(log).causes}
     assert (found["gpu.ecc"] > 0.5) is blamed
+
+
+def test_a_rule_that_raises_hides_nothing_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case: Case) -> list[Candidate]:
+        raise KeyError("x")
+
+    monkeypatch.setattr(candidates, "all_diagnoses", lambda: (broken,))
+    found = analyse(
+        [LogSource("job.log", b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")]
+    )
+    assert [cause.id for cause in found.causes][:1] == ["gpu.oom"]
+    assert [item.problem for item in found.problems] == ["its rule broken failed: KeyError: 'x'"]
+    assert analyse([LogSource("job.log", (STEPS + "training complete\n").encode())]).verdict is Verdict.UNDECIDED
