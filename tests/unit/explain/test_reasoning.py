@@ -1829,3 +1829,18 @@ def test_a_rule_that_raises_hides_nothing_and_is_told(monkeypatch: pytest.Monkey
     assert [cause.id for cause in found.causes][:1] == ["gpu.oom"]
     assert [item.problem for item in found.problems] == ["its rule broken failed: KeyError: 'x'"]
     assert analyse([LogSource("job.log", (STEPS + "training complete\n").encode())]).verdict is Verdict.UNDECIDED
+
+
+def test_who_came_to_the_monitored_barrier_was_not_busy() -> None:
+    """As torch 2.13 with gloo printed it: rank 0, which waits for a fourth rank, was ended before it could say for whom."""
+    said = "Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+    log = (
+        f"[rank3]:[E1123 01:36:13.422849066 ProcessGroupGloo.cpp:67] {said} Please check rank 0 logs for faulty rank.\n"
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/w/mb.py", line 6, in <module>\n[rank3]:     dist.monitored_barrier()\n'
+        f"[rank3]: RuntimeError: {said} Please check rank 0 logs for faulty rank.\n[rank3]:  Original exception: \n"
+        "[rank3]: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation to complete\n"
+    )
+    found = analyse([LogSource("job.log", log.encode())])
+    assert found.verdict is Verdict.UNDECIDED
+    assert "busy" not in found.sentence
