@@ -155,12 +155,21 @@ class Steps:
 
 
 def _first_reports(rows: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """Of reports of steps in the same words those that are the first of their step; other ranks' may follow, a little out of order."""
+    """Of the reports of the last two or three steps, in the same words, those that are the first of their step; other ranks' may
+    follow, a little out of order."""
+    told: list[tuple[int, bytes, list[bytes]]] = []
+    different: list[list[bytes]] = []
+    for at, raw in reversed(rows):
+        step = _STEP.findall(raw) or ([raw] if b"/s" in raw else [])  # a server's rate
+        if step:
+            told.append((at, raw, step))
+            different += [] if step in different else [step]
+        if len(different) > 2:
+            break
     firsts: list[tuple[int, bytes]] = []
     latest: list[list[bytes]] = []
-    for at, raw in rows:
-        step = _STEP.findall(raw) or ([raw] if b"/s" in raw else [])  # a server's rate
-        if step and step not in latest[-2:]:
+    for at, raw, step in reversed(told):
+        if step not in latest[-2:]:
             firsts.append((at, raw))
             latest.append(step)
     return firsts
