@@ -168,7 +168,7 @@ KNOWN = {
         ("newest first", case)
         for case in (
             # two lines, of which nothing tells their order
-            *("barrier-names-who-is-missing", "log-ends-waiting", "mpi-reaches-another-process"),
+            *("log-ends-waiting", "mpi-reaches-another-process"),
             *("subnet-manager-dropped-a-port", "volume-of-a-pod-not-mounted", "xid-109-after-a-fault"),
             "one-of-the-ports-has-one-lane",  # so it is behind such times in their order, too
         )
@@ -181,6 +181,8 @@ KNOWN = {
     ("newest first", "ras-report-without-fault"),
     ("indented", "traceback-only-in-elastic-table"),
     ("unknown", "a-faster-interface-in-a-loop-of-ethtool"),
+    ("unknown", "a-step-that-failed-in-a-job-that-sacct-calls-completed"),  # srun's numbers of tasks
+    ("unknown", "what-fails-at-the-end-of-a-job-that-sacct-calls-completed"),
     ("unknown", "nvlinks-in-the-matrix-are-forbidden"),  # a table's rows behind a prefix
     ("unknown", "one-host-multiplies-slowly"),
     ("unknown", "one-host-writes-slowly-in-a-list"),
