@@ -123,7 +123,8 @@ class _Attempt:
             return Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
         seconds = round(time.monotonic() - self._begun[name], 3)
         evidence = (f"no agent after {seconds:.1f} s",)
-        late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds)
+        by_ssh = self._transport.by_ssh
+        late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds, by_ssh=by_ssh)
         return cut_short(late, self._options)
 
     def _abandon(self) -> list[tuple[str, Session | Reach]]:

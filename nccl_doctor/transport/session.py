@@ -163,6 +163,7 @@ class Session:
             address=getattr(stream, "address", ""),
             port=getattr(stream, "port", 0),
             detail=getattr(stream, "note", ""),
+            by_ssh=transport.by_ssh,
             seconds=round(time.monotonic() - started, 3),
         )
         threading.Thread(target=self._read_loop, daemon=True, name="session").start()
