@@ -274,4 +274,4 @@ def _measured(row: Row, question: Question) -> Measured | None:
     if row.step is None:
         return found
     off = other.seconds / min(max(other.seconds, row.step.low), row.step.high) - 1
-    return msgspec.structs.replace(found, off=off)
+    return msgspec.structs.replace(found, off=off if abs(off) > 1e-6 else 0.0)  # what lies on an end lies within

@@ -20,6 +20,7 @@ BUNDLE_SCHEMA = 1
 # What cannot be below zero: a fact in which it is says nothing.
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+Bytes = Annotated[float, msgspec.Meta(ge=0, lt=2**63)]  # a mean; no address space holds more
 
 
 class Outcome(enum.Enum):
@@ -75,9 +76,7 @@ class Reach(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int = 0
     seconds: float = 0.0
     user: str = ""  # as the hostfile says; empty where ssh's own config decides
-    by_ssh: bool = (
-        True  # whether ssh leads there; else it is this machine, or another program goes there (kubectl, srun)
-    )
+    by_ssh: bool = True  # whether ssh leads there; else it is this machine, or kubectl or srun does
 
     @property
     def why(self) -> str:

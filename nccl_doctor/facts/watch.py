@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from nccl_doctor.facts.gpu import Witness
-from nccl_doctor.facts.model import Amount, Count, Fact
+from nccl_doctor.facts.model import Amount, Bytes, Count, Fact
 
-Digits = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,19}$")]  # a mask of NVML has 64 bits
-Points = tuple[tuple[float, float], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
+Bit = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,19}$")]  # of a mask of 64: a power of two, in decimal digits
+Points = tuple[tuple[Amount, Bytes], ...]  # (seconds since the watch began, mean), evenly spread; see Series of collect
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class GpuSeries(msgspec.Struct, frozen=True):
     memory_share: Level | None
     power_limit_w: Amount | None
     memory_total_bytes: Count | None
-    throttled: dict[Digits, Count]
+    throttled: dict[Bit, Count]
     throttle_known: Count  # busy samples that told the reasons
     rises: dict[str, Count]
     refused: dict[str, str]

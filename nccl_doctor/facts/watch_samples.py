@@ -7,7 +7,7 @@ import msgspec
 from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.job import Job, State
 from nccl_doctor.facts.kernel_log import KernelLogFact
-from nccl_doctor.facts.model import Amount, Count, Outcome
+from nccl_doctor.facts.model import Amount, Bytes, Count, Outcome
 from nccl_doctor.facts.watch import Whereabouts
 
 
@@ -35,7 +35,7 @@ class RankSample(msgspec.Struct, frozen=True):
 
     state: State
     cpu_s: Amount
-    resident_bytes: Amount
+    resident_bytes: Bytes
     oom_file: str
 
 
@@ -53,7 +53,7 @@ class HostSample(msgspec.Struct, frozen=True):
     at_s: Amount
     cost_s: Amount  # CPU time of our own agent
     cpu: tuple[Amount, Amount] | None  # ticks: busy, all
-    memory: dict[str, Amount]
+    memory: dict[str, Bytes]
     kernel: dict[str, Count]
     waiting: dict[str, Amount]  # percent of the last 10 s in which some task waited for it (PSI)
     nics: dict[str, NicSample]

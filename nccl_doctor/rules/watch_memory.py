@@ -31,7 +31,7 @@ class _Trend:
         try:
             self.slope = linear_regression(times, amounts).slope
             self.fit = correlation(times, amounts) ** 2
-        except (StatisticsError, OverflowError):  # it does not change, or there is one point; or no memory is so large
+        except StatisticsError:  # it does not change, or there is one point
             return
         self.change = self.slope * (times[-1] - times[0])
 

@@ -115,15 +115,21 @@ class _Attempt:
             on_progress(name, late)
         for entry in self._entries:
             if entry.name not in self._results:
-                self._results[entry.name] = self._undecided(entry.name)
+                self._results[entry.name] = self._undecided(entry)
                 on_progress(entry.name, self._results[entry.name])
 
-    def _undecided(self, name: str) -> Reach:
-        if name not in self._begun:
+    def _undecided(self, entry: HostEntry) -> Reach:
+        if entry.name not in self._begun:
             return Reach(ReachOutcome.NOT_TRIED, "the run's deadline passed before its turn")
-        seconds = round(time.monotonic() - self._begun[name], 3)
-        evidence = (f"no agent after {seconds:.1f} s",)
-        late = Reach(ReachOutcome.TIMED_OUT, "no agent when the run ended", evidence, seconds=seconds)
+        seconds = round(time.monotonic() - self._begun[entry.name], 3)
+        late = Reach(
+            ReachOutcome.TIMED_OUT,
+            "no agent when the run ended",
+            (f"no agent after {seconds:.1f} s",),
+            seconds=seconds,
+            user=entry.user,
+            by_ssh=self._transport.by_ssh,
+        )
         return cut_short(late, self._options)
 
     def _abandon(self) -> list[tuple[str, Session | Reach]]:

@@ -65,7 +65,7 @@ def connect(transport: Transport, entry: HostEntry, options: ConnectOptions, dea
         stream = transport.open(entry, plan.command, deadline)
         outcome = ReachOutcome.TRANSPORT_FAILED
         try:
-            session = Session(transport, stream, plan.payload, plan.marker, options, deadline, started)
+            session = Session(transport, stream, plan.payload, plan.marker, options, deadline, started, entry.user)
             outcome = ReachOutcome.OK
             return session
         except BaseException as trouble:
@@ -137,6 +137,7 @@ class Session:
         options: ConnectOptions,
         deadline: Deadline,
         started: float,
+        user: str,
     ) -> None:
         """Send the agent and wait for its first line; raises :class:`Unreachable`."""
         self._stream = stream
@@ -163,6 +164,8 @@ class Session:
             address=getattr(stream, "address", ""),
             port=getattr(stream, "port", 0),
             detail=getattr(stream, "note", ""),
+            user=user,
+            by_ssh=transport.by_ssh,
             seconds=round(time.monotonic() - started, 3),
         )
         threading.Thread(target=self._read_loop, daemon=True, name="session").start()

@@ -352,7 +352,11 @@ def test_other_measured_steps_are_compared() -> None:
         assert measured is not None
         return measured.off
 
-    assert off(1.2) == 0 and off(1.34 * 1.5) == pytest.approx(0.5) and off(0.8) == pytest.approx(-0.2)
+    assert (
+        off(1.2) == off(1.34 * (1 + 1e-8)) == 0
+        and off(1.34 * 1.5) == pytest.approx(0.5)
+        and off(0.8) == pytest.approx(-0.2)
+    )
 
 
 # ---- the command ----

@@ -52,7 +52,7 @@ def more_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_session(deadline_s: float = 60, **options: Any) -> Session:
-    found = connect(LocalTransport(), HostEntry("here"), ConnectOptions(**options), Deadline(deadline_s))
+    found = connect(LocalTransport(), HostEntry("here", user="me"), ConnectOptions(**options), Deadline(deadline_s))
     assert isinstance(found, Session), found
     return found
 
@@ -175,6 +175,7 @@ def test_a_killed_agent_is_cut_off_and_its_children_die_with_it() -> None:
     result = session.probe("t.echo")
     assert result.outcome is Outcome.FAILED and "connection lost" in result.detail
     assert session.reach.outcome is ReachOutcome.CUT_OFF
+    assert (session.reach.user, session.reach.by_ssh) == ("me", False)  # for the command that is proposed
     assert gone([data["worker"]]) == []
     session.close()
     for pid in data["below"]:  # the double-forked daemon has no parent left that could know it
@@ -492,12 +493,17 @@ def test_a_login_banner_and_a_short_deadline_are_no_garbage(tmp_path: Path) -> N
 
 def test_who_answered_at_the_last_moment_has_answered() -> None:
     """Between the calling thread's last look and the end of the run: else a session would stay that nobody closes."""
-    attempt = _Attempt([HostEntry("a"), HostEntry("b")], LocalTransport(), ConnectOptions(), Deadline(0.0))
+    entries = [HostEntry(name, user="me") for name in "abc"]
+    attempt = _Attempt(entries, LocalTransport(), ConnectOptions(), Deadline(0.0))
+    attempt._begun["c"] = time.monotonic() - 60.0
     attempt._done.put(("a", answered := Reach(ReachOutcome.REFUSED, "refused")))
     told: dict[str, object] = {}
     attempt._give_up(told.__setitem__)
     assert told["a"] is answered and told == attempt._results
     assert attempt._results["b"].outcome is ReachOutcome.NOT_TRIED  # type: ignore[union-attr]
+    late = attempt._results["c"]
+    assert isinstance(late, Reach) and late.outcome is ReachOutcome.TIMED_OUT
+    assert (late.user, late.by_ssh) == ("me", False)
 
 
 def test_the_pack_is_deterministic() -> None:

@@ -119,7 +119,8 @@ def test_samples_that_are_nonsense_end_nothing() -> None:
             if name == "gpu":
                 return ProbeResult(Outcome.OK, watched.gpu_fact(1))
             broken = {**watched.host_sample(1.0, range(1), 1), "ranks": {"4000": None}}
-            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}, broken):
+            too_much = {**watched.host_sample(1.0, range(1), 1), "memory": {"available": 1e308}}
+            for odd in ({}, {"at_s": "x"}, {"at_s": 1.0, "samples": [7]}, broken, too_much):
                 on_event(odd)
             run.over.set()
             return ProbeResult(Outcome.FAILED, None, "connection lost")
@@ -133,7 +134,7 @@ def test_samples_that_are_nonsense_end_nothing() -> None:
     run._follow("odd", session)
     assert [event.kind for event in listener.events] == ["unreadable"] and "cannot be read" in listener.events[0].text
     fact = run.facts(HostEntry("odd"), 2.0).probes["watch"].fact(Watch)
-    assert (fact.samples, fact.unread, fact.gaps) == (0, 4, ()), "it is not silent"
+    assert (fact.samples, fact.unread, fact.gaps) == (0, 5, ()), "it is not silent"
     assert run.series["odd"].asked()["ranks"] == {}
     run.over.clear()
     run._follow_gpus("odd", session)

@@ -13,6 +13,7 @@ from nccl_doctor.env.assignments import INTEREST, Assignment, How, is_ours
 from nccl_doctor.env.extract import shell
 
 _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)\Z", re.DOTALL)
+# A name begins where no letter stands before it: else a long word without = would cost the square of its length.
 _PAIR = re.compile(
     r"(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*)=((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|\\.|[^\s\"'\\])*)", re.DOTALL
 )

@@ -29,7 +29,7 @@ _TOKEN = re.compile(
         '[^']*'
       | "(?:[^"\\$`]|\\.|{_SUBSTITUTION}|`[^`]*`|\$(?!\())*"
       | {_SUBSTITUTION}
-      | \$\{{[^}}\n]{{0,1000}}\}}
+      | \$\{{[^}}\n]{{0,1000}}\}}  # bounded: many that are never closed would cost the square of the text
       | `[^`]*`
       | \\.
       | [^\s;&|()<>'"`\\$]+

@@ -206,14 +206,13 @@ def test_a_changed_table_of_gids_harms_through_a_connection_only() -> None:
     assert _causes(explain_text(_CHANGE + _LOST))["ib.gid-index"] > 0.5
 
 
-_PORT = "n17:40112:40688 [0] transport/net_ib.cc:207 NCCL WARN NET/IB : mlx5_0:1 Got async {kind} : port {what}\n"
+_PORT = "n17:40112:40688 [0] transport/net_ib.cc:207 NCCL WARN NET/IB : mlx5_0:1 Got async {kind}: port {what}\n"
 
 
-@pytest.mark.parametrize("kind", ["event", "error event"])
+@pytest.mark.parametrize("kind", ["event ", "error event"])  # NCCL has written both
 def test_a_port_that_came_back_took_no_connection_along_unless_one_is_lost(kind: str) -> None:
     flap = "".join(
-        f"[2026-07-16 18:40:0{second}] "
-        + _PORT.format(kind=kind, what=what).replace(" : port", ": port" if "error" in kind else " : port")
+        f"[2026-07-16 18:40:0{second}] " + _PORT.format(kind=kind, what=what)
         for second, what in ((1, "error"), (3, "active"))
     )
     assert _causes(explain_text(flap + _OOM))["ib.port-down"] < 0.6
