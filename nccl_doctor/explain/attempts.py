@@ -93,10 +93,10 @@ def _started(logs: Logs, ends: dict[str, list[Hit]]) -> Iterator[Hit]:
         file: max(work.line for work in works)
         for file, works in by_file(work for name in _WORK for work in logs.lasts(name)).items()
     }
-    starts = (*logs.hits(*_STARTS), *(logs.ranked(last) for name in _STARTS for last in logs.lasts(name)))
+    starts = in_order(hit for name in _STARTS for hit in (*logs.lasts(name), *logs.hits(name)))  # hits know their ranks
     # The first line of each process. Where each sees one GPU only, NCCL gives all of them the number 0: ranks tell them apart.
     gpus: dict[tuple[str, str, str, int | None], dict[str, Hit]] = {}
-    for hit in in_order(starts):
+    for hit in starts:
         if gpu := _GPU.search(hit.text):
             gpus.setdefault((hit.file, hit.host, gpu[1], hit.rank), {}).setdefault(hit.pid, hit)
         if hit.file in ends and ends[hit.file][0].line < hit.line < worked.get(hit.file, 0):

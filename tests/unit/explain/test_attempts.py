@@ -146,7 +146,9 @@ def test_two_steps_after_a_fault_show_that_it_ended_nobody(steps: int, cause: st
     assert explain_text(_steps(1) + fault + _steps(5, steps) + _RAISED).causes[0].id == cause
 
 
-@pytest.mark.parametrize("row", ["step {step}", "step {step} | time per step: 51{rank} ms", "rank {rank}/3 step {step}"])
+@pytest.mark.parametrize(
+    "row", ["step {step}", "step {step} | time per step: 51{rank} ms", "rank {rank}/3 step {step}"]
+)
 def test_reports_of_several_ranks_are_of_one_step(row: str) -> None:
     def told(step: int, *ranks: int) -> str:
         return "".join(f"[rank{rank}]: {row.format(rank=rank, step=step)} | loss 2.1\n" for rank in ranks)
