@@ -33,6 +33,7 @@ BETWEEN = {
     "torchrun": _RESTART,
     "heading": "===== run 2 (with another config) =====\n",
     "Slurm's file": "=== slurm-40211.out (requeue, restart count 1) ===\n",
+    "the launcher": "Starting attempt 10\n",
     "resumed": _ENDED + "resumed from /ckpt/step_100\n",
     "launcher, then work": f"{_SRUN}NCCL version 2.23.4+cuda12.6\n{_COMPLETE}",
 }
@@ -68,6 +69,7 @@ def test_ranks_that_see_one_gpu_each_are_no_attempts() -> None:
         "--- retry 2 (other nodes): failed in step 3\n",
         "[rank1]: GET s3://corp/shards/2210.tar: ReadTimeoutError (attempt 2)\n",
         "  restart_count=0\n",
+        "    run 2: 31.2 GB/s\n",
         "NCCL version 2.23.4+cuda12.6\n",
         f"{_SRUN}NCCL version 2.23.4+cuda12.6\n",
     ],
