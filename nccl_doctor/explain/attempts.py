@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from nccl_doctor.explain import lazy_re as re
-from nccl_doctor.explain.lines import by_file, in_order, later, place
+from nccl_doctor.explain.lines import by_file, in_order, later
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.summary import HitGroup, Summary
@@ -53,9 +53,7 @@ def last_attempt(logs: Logs) -> Summary | None:
         stays = signature is not None and signature.role is Role.FACT
         hits = [hit for hit in group.hits if of_it(hit) or (stays and hit.line < firsts[hit.file])]
         lasts = {file: last for file, last in group.lasts.items() if of_it(last)}
-        hits = list(
-            {place(hit): hit for hit in (*hits, *lasts.values())}.values()
-        )  # of lines alike only the first is in hits
+        hits = in_order((*hits, *lasts.values()))  # of lines alike only the first is in hits
         return HitGroup(len(hits), hits, lasts)
 
     whole = logs.summary
@@ -95,15 +93,16 @@ def _started(logs: Logs, ends: dict[str, list[Hit]]) -> Iterator[Hit]:
         file: max(work.line for work in works)
         for file, works in by_file(work for name in _WORK for work in logs.lasts(name)).items()
     }
-    gpus: dict[tuple[str, ...], dict[str, Hit]] = {}  # the first line of each process
-    for name in _STARTS:
-        for hit in in_order((*logs.hits(name), *logs.lasts(name))):
-            if gpu := _GPU.search(hit.text):
-                gpus.setdefault((hit.file, hit.host, gpu[1]), {}).setdefault(hit.pid, hit)
-            if hit.file in ends and ends[hit.file][0].line < hit.line < worked.get(hit.file, 0):
-                yield hit
+    starts = in_order(hit for name in _STARTS for hit in (*logs.lasts(name), *logs.hits(name)))  # hits know their ranks
+    # The first line of each process. Where each sees one GPU only, NCCL gives all of them the number 0: ranks tell them apart.
+    gpus: dict[tuple[str, str, str, int | None], dict[str, Hit]] = {}
+    for hit in starts:
+        if gpu := _GPU.search(hit.text):
+            gpus.setdefault((hit.file, hit.host, gpu[1], hit.rank), {}).setdefault(hit.pid, hit)
+        if hit.file in ends and ends[hit.file][0].line < hit.line < worked.get(hit.file, 0):
+            yield hit
     for processes in gpus.values():
-        yield from in_order(processes.values())[1:]
+        yield from list(processes.values())[1:]
 
 
 def _first_signs(logs: Logs) -> dict[str, int]:

@@ -275,7 +275,7 @@ class Course:
 
     def _stepped_on(self, hit: Hit) -> bool:
         """Whether a rank went a whole step further: after this line two reports of one shape, or a step and a good end."""
-        shapes = [shape(step.text) for step in self.last_steps.get(hit.file, ()) if step.line > hit.line]
+        shapes = [(step.rank, shape(step.text)) for step in self.last_steps.get(hit.file, ()) if step.line > hit.line]
         return len(set(shapes)) < len(shapes) or hit.line < self._last_step_before("ended-well", hit.file)
 
     @functools.cached_property

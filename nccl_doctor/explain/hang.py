@@ -171,7 +171,8 @@ class Hang:
             asked = head.groups.get("number")  # of a command line; else the range that the test itself told
             largest = int(asked) << _UNITS[head.groups["unit"].upper()] if asked else int(head.groups["largest"])
             if row is None or row.line < head.line:
-                stopped += [] if asked else [head]
+                if not asked:
+                    stopped.append(head)
             elif 2 * int(row.groups["size"]) <= largest:  # sizes are rounded down
                 stopped.append(row)
         return stopped

@@ -146,9 +146,8 @@ def completed_what_another_waits_in(case: Case) -> Iterable[Candidate]:
         if "(" not in group and group != "0":  # older torch numbers groups per rank: the same number, other members
             continue
         waiting = [item for item in items if item.operation not in _ONE_SIDED and item.sequence >= 0]
-        for item in sorted(waiting, key=lambda one: one.sequence)[
-            :1
-        ]:  # whoever completed the work of another has completed this one
+        waiting.sort(key=lambda one: one.sequence)
+        for item in waiting[:1]:  # whoever completed the work of another has completed this one
             ahead = [other for other in items if other.completed >= item.sequence]
             told = bool(ahead)
             ahead = ahead or [other for other in items if _in_a_later_call(other, item)]

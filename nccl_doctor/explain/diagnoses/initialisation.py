@@ -325,7 +325,7 @@ def no_algorithm(case: Case) -> Iterable[Candidate]:
         return
     causes = ["env.bad-nccl-var", "sw.nccl-bug"]
     if any(" INFO " in hit.text or "for function" in hit.text for hit in case.hits("no-algorithm", "nccl-trail")):
-        causes.reverse()
+        causes.reverse()  # NCCL's INFO lines, and 2.24 and later, would name the variable
     title = "NCCL finds no algorithm for a collective, and no line says that NCCL_ALGO or NCCL_PROTO forces one"
     yield from rivals(falling(causes, 0.6, 0.1), title, hits[:4], *speakers(hits))
 

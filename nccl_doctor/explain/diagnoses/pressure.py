@@ -137,10 +137,8 @@ def _memory(case: Case) -> Iterator[Lack]:
             yield Lack(f"the host's memory is used up: {percent[1]} % of it", [hit], 0.46, 0.46)
     for hit in case.hits("kswapd"):
         if float(hit.groups["percent"]) >= _HARD_AT_WORK:
-            title = (
-                f"the kernel looks for memory to give away all the time (kswapd: {hit.groups['percent']} % of a core)"
-            )
-            yield Lack(title, [hit], 0.6, 0.6)
+            core = f"{hit.groups['percent']} % of a core"
+            yield Lack(f"the kernel looks for memory to give away all the time (kswapd: {core})", [hit], 0.6, 0.6)
     rates = [(found, hit) for hit in case.hits("vmstat-rows") if (found := _VMSTAT.search(hit.text))]
     busy = [(int(found[1]), hit) for found, hit in rates if min(int(found[1]), int(found[2])) >= _SWAPPED]
     if len(busy) > 1:  # one may be the mean since the host was started

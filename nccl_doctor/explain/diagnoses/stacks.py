@@ -30,7 +30,7 @@ _OWN_CALL = re.compile(
     r"\s*(\w*(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|recv|send)\w*) \("
 )
 _FOR_GPUS = re.compile(r"\b(?:_value|block_until_ready) \(jax/_src/")  # results of what all GPUs compute together
-_LIBRARYS = re.compile(r"/|<module>")  # or what only says which program it is
+_NOT_ITS_OWN = re.compile(r"/|<module>")  # of a library, or only the name of the program
 _BETWEEN_TWO = re.compile("send|recv")
 _STAGE = re.compile(r"\bPP\d+|(?<=_)PP\d+")  # SGLang's and vLLM's names of the processes of a pipeline
 _NEAR = 6  # frames of torch.distributed between a call and its caller
@@ -172,10 +172,8 @@ def one_is_elsewhere(case: Case) -> Iterable[Candidate]:
     place_of = "in a collective" if waiting else "for the GPUs"
     waiting = waiting or [frames for _, frames in stacks if any(_FOR_GPUS.search(hit.text) for hit in frames)]
     away = [
-        (
-            pid,
-            next((hit for hit in python if not _LIBRARYS.search(hit.text)), python[0]),
-        )  # a line of the user's own code
+        # a line of the user's own code
+        (pid, next((hit for hit in python if not _NOT_ITS_OWN.search(hit.text)), python[0]))
         for pid, frames in stacks
         if (python := [hit for hit in frames if _PYTHON_FRAME.search(hit.text)])
         and frames not in waiting

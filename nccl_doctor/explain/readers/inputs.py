@@ -82,8 +82,7 @@ def _add(
 def _is_ours(name: str) -> bool:
     """Whether this is a report of preflight, a saved benchmark, or what ``run --keep`` wrote beside a job's output: what they
     quote is no job's log."""
-    place, _, file = name.rpartition("/")
-    if _KEPT.fullmatch(file) and _is_ours(f"{place}/job.json"):
+    if _KEPT.fullmatch(os.path.basename(name)) and _is_ours(os.path.join(os.path.dirname(name), "job.json")):
         return True
     if not name.endswith((".json", ".xml")):
         return False

@@ -22,7 +22,12 @@ _HEAD = 2 << 10
 SAME_SHAPE = 4  # of lines that differ in numbers only, this many are kept (all, where they name a rank)
 DIGITS = b"0123456789"
 _OF_MANY = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-]).*\d")
-_STEP = re.compile(rb"(?:step|iter\w*|epoch|batch|\bit)\W{0,12}\d+|(?<![\d./:-])\d{1,9} ?/ ?\d", re.IGNORECASE)
+# Which step it is; not which rank tells it, nor how long the step took.
+_STEP = re.compile(
+    rb"\b(?:rank|worker|node|host|gpu|process)\W{0,3}\d+ ?/ ?\d+|"
+    rb"((?<!per[ _])(?:step|iter(?!\w{0,20}time)\w*|epoch|batch|\bit)\W{0,12}\d+|(?<![\d./:-])\d{1,9} ?/ ?\d)",
+    re.IGNORECASE,
+)
 _RECENT = 24  # reports of the last step and of the one before it, of the few ranks that tell them
 _NO_WORK = re.compile(r"\b(?:re)?tr(?:y|ies|ying)\b|attempt|wait|load|captur|compil|warm|check", re.IGNORECASE)
 
@@ -160,7 +165,7 @@ def _first_reports(rows: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     told: list[tuple[int, bytes, list[bytes]]] = []
     different: list[list[bytes]] = []
     for at, raw in reversed(rows):
-        step = _STEP.findall(raw) or ([raw] if b"/s" in raw else [])  # a server's rate
+        step = [number for number in _STEP.findall(raw) if number] or ([raw] if b"/s" in raw else [])  # a server's rate
         if step:
             told.append((at, raw, step))
             different += [] if step in different else [step]

@@ -166,10 +166,12 @@ says(
     where=lambda groups, line: _more_than_the_world(line),
 )
 # A heading over what the next attempt prints, or what a launcher says of it: the first one is none, and neither is what a
-# program tries again.
+# program tries again, nor a line that is only indented.
+_NTH = r"\W{0,2}(?:[2-9]|\d\d)\b"
 _NEXT_ATTEMPT = re.compile(
-    r"^\W{2,}(?!.*(?:fail|pass|exit|\brc\b|\bok\b))(?:.*\W)?(?:attempt|run|retry|try)\W{0,2}(?:[2-9]|\d\d)\b|estart[_ ]count\W{0,2}[1-9]|will restart|WILL REQUEUE|"
-    r"\b(?:[Rr]e)?(?:start|launch)\w* .{0,40}\b[Aa]ttempt\W{0,2}[2-9]|\b[Aa]ttempt\W{0,2}[2-9].{0,40}\b(?:start|launch)",
+    rf"^\s*(?=\S)\W{{2,}}(?!.*(?:fail|pass|exit|\brc\b|\bok\b))(?:.*\W)?(?:attempt|run|retry|try){_NTH}|"
+    r"estart[_ ]count\W{0,2}[1-9]|will restart|WILL REQUEUE|"
+    rf"\b(?:[Rr]e)?(?:[Ss]tart|[Ll]aunch)\w* .{{0,40}}\b[Aa]ttempt{_NTH}|\b[Aa]ttempt{_NTH}.{{0,40}}\b(?:start|launch)",
 )
 says(
     "attempt-begins",

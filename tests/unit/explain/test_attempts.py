@@ -33,6 +33,7 @@ BETWEEN = {
     "torchrun": _RESTART,
     "heading": "===== run 2 (with another config) =====\n",
     "Slurm's file": "=== slurm-40211.out (requeue, restart count 1) ===\n",
+    "the launcher": "Starting attempt 10\n",
     "resumed": _ENDED + "resumed from /ckpt/step_100\n",
     "launcher, then work": f"{_SRUN}NCCL version 2.23.4+cuda12.6\n{_COMPLETE}",
 }
@@ -54,12 +55,21 @@ def test_another_process_on_the_same_gpu_is_another_attempt() -> None:
     assert explain_text(log(71)).causes[0].id == "gpu.oom"  # one attempt: the same process speaks again
 
 
+def test_ranks_that_see_one_gpu_each_are_no_attempts() -> None:
+    """NCCL gives the GPU of each of them the number 0."""
+    start = "n1:{pid}:{pid} [0] NCCL INFO ncclCommInitRank comm 0x1 rank {rank} nranks 2 cudaDev 0 busId 1b000 commId 0x6 - Init START\n"
+    late = start.format(pid=72, rank=1) + _QUOTA
+    assert explain_text(start.format(pid=71, rank=0) + _OOM + late).causes[0].id == "gpu.oom"
+    assert explain_text(start.format(pid=71, rank=1) + _OOM + late).causes[0].id == "sys.disk-full"
+
+
 @pytest.mark.parametrize(
     "between",
     [
         "--- retry 2 (other nodes): failed in step 3\n",
         "[rank1]: GET s3://corp/shards/2210.tar: ReadTimeoutError (attempt 2)\n",
         "  restart_count=0\n",
+        "    run 2: 31.2 GB/s\n",
         "NCCL version 2.23.4+cuda12.6\n",
         f"{_SRUN}NCCL version 2.23.4+cuda12.6\n",
     ],
@@ -136,6 +146,18 @@ _RAISED = "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"/w/tra
 def test_two_steps_after_a_fault_show_that_it_ended_nobody(steps: int, cause: str) -> None:
     fault = "n3: CUDA error: an illegal memory access was encountered\n"
     assert explain_text(_steps(1) + fault + _steps(5, steps) + _RAISED).causes[0].id == cause
+
+
+@pytest.mark.parametrize(
+    "row", ["step {step}", "step {step} | time per step: 51{rank} ms", "rank {rank}/3 step {step}"]
+)
+def test_reports_of_several_ranks_are_of_one_step(row: str) -> None:
+    def told(step: int, *ranks: int) -> str:
+        return "".join(f"[rank{rank}]: {row.format(rank=rank, step=step)} | loss 2.1\n" for rank in ranks)
+
+    steps = told(1, 0, 1, 2) + told(2, 0, 1, 2)
+    assert explain_text(steps + _OOM + told(3, 1, 2) + _QUOTA).causes[0].id == "gpu.oom"
+    assert explain_text(steps + _OOM + told(3, 1, 2) + told(4, 1, 2) + _QUOTA).causes[0].id == "sys.disk-full"
 
 
 @pytest.mark.parametrize(("steps", "healthy"), [(2, True), (1, False)], ids=["two", "one"])

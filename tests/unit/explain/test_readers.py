@@ -210,6 +210,17 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
     assert not problems
 
 
+def test_what_run_kept_beside_the_jobs_output_is_left_out_here_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.json").write_text('{\n  "tool": "nccl-doctor"\n}\n')
+    for name in ("explanation.txt", "rank0.txt"):
+        (tmp_path / name).write_text("a\n")
+    monkeypatch.chdir(tmp_path)
+    for named in (".", "*.txt", f"{tmp_path}/*.txt"):
+        assert [Path(file.name).name for file in inputs.find([named])[0]] == ["rank0.txt"]
+
+
 @pytest.mark.parametrize(
     ("name", "rank", "host"),
     [
