@@ -289,14 +289,16 @@ _RAISED = frozenset(("gpu.oom", "sys.disk-full", "sys.nofile", "app.bad-tensor",
 
 
 def _told(case: Case, item: Candidate) -> bool:
-    """Whether the program itself told of its exception, in words of its own, and its rank spoke on: it was caught."""
+    """Whether the program caught its exception: two more steps needed its rank; or it told of it in words of its own, and its rank
+    spoke on."""
+    if item.id not in _RAISED:
+        return False
+    latest = max(item.hits, key=place)
+    if case.course.stepped_after(latest):
+        return True
     raised = {place(one.hit) for one in case.summary.tracebacks}
     spoke = [case.summary.last_of_rank.get(hit.rank, hit) for hit in item.hits if hit.rank is not None]
-    return (
-        item.id in _RAISED
-        and not any(place(hit) in raised for hit in item.hits)
-        and all(last.line > max(hit.line for hit in item.hits) for last in spoke)
-    )
+    return not any(place(hit) in raised for hit in item.hits) and all(last.line > latest.line for last in spoke)
 
 
 def _place(item: Candidate) -> tuple[str, int]:

@@ -25,7 +25,7 @@ _OF_MANY = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-]).*\d")
 # Which step it is; not which rank tells it, nor how long the step took.
 _STEP = re.compile(
     rb"\b(?:rank|worker|node|host|gpu|process)\W{0,3}\d+ ?/ ?\d+|"
-    rb"((?<!per[ _])(?:step|iter(?!\w{0,20}time)\w*|epoch|batch|\bit)\W{0,12}\d+|(?<![\d./:-])\d{1,9} ?/ ?\d)",
+    rb"((?<!per[ _])(?:step|iter(?!\w{0,20}time)\w*|epoch|batch|\bit)\W{0,12}\d+(?:\.\d+)?|(?<![\d./:-])\d{1,9} ?/ ?\d)",
     re.IGNORECASE,
 )
 _RECENT = 24  # reports of the last step and of the one before it, of the few ranks that tell them

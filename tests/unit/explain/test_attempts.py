@@ -160,6 +160,14 @@ def test_reports_of_several_ranks_are_of_one_step(row: str) -> None:
     assert explain_text(steps + _OOM + told(3, 1, 2) + told(4, 1, 2) + _QUOTA).causes[0].id == "sys.disk-full"
 
 
+def test_steps_that_are_parts_of_epochs_are_told_apart() -> None:
+    """As transformers' Trainer logs; a checkpoint that one rank could not write was written at the second try."""
+    rows = [f"{{'loss': 1.{9 - part}, 'grad_norm': 1.3, 'epoch': 0.{part}5}}\n" for part in range(1, 9)]
+    full = "[rank1]: OSError: [Errno 28] No space left on device: '/mnt/out/checkpoint-450/optim_states.pt'\n"
+    assert explain_text("".join([*rows[:4], full, *rows[4:]])).verdict is Verdict.HEALTHY
+    assert explain_text("".join([*rows[:4], full, rows[4]])).causes[0].id == "sys.disk-full"
+
+
 @pytest.mark.parametrize(("steps", "healthy"), [(2, True), (1, False)], ids=["two", "one"])
 def test_a_log_that_goes_on_for_two_steps_after_a_fault_is_healthy(steps: int, healthy: bool) -> None:
     fault = "n3:71:75 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 69000\n"
