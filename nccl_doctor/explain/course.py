@@ -42,7 +42,9 @@ LINES_AFTER = 3  # one rank's step may be printed just after another rank's last
 MANY_LINES = 21  # of other ranks of a job that stands still, no more than this is printed
 _FAILED_EXIT = re.compile(
     r"\b(?:exit|return)(?:ed with)?[ _](?:code|status)\W{0,3}-?[1-9]|\brc=-?[1-9]|"
-    r" (?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME\w*\+?|CANCELLED\+?) +\d+:\d+\b",  # sacct, of any of the job's steps
+    r" (?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_ME\w*\+?|CANCELLED\+?) +\d+:\d+\b|"  # sacct, of any of the job's steps
+    # or of several jobs, of which nobody says whose the log is: sacct's, and kubectl's with state and age alone
+    r" (?:RUNNING|PENDING) +0:0\b| (?:Failed|Running|Pending|Created|Restarting|Suspended) +(?:\d+[dhms])+\s*$",
     re.IGNORECASE,
 )
 _ENDS = ("run-ended", "nccl-tests-ok", "busbw-average")

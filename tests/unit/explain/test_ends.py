@@ -412,3 +412,14 @@ def test_the_reason_that_a_library_gave_is_quoted(line: str, before: str, cause:
 )
 def test_what_the_work_went_on_after_is_no_trouble(line: str) -> None:
     assert explain_text(_SET_UP + line + "\n" + _STEPS).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "other", ["vit    Failed      4h32m", "vit    Running     4h32m", "8811  RUNNING  0:0", "8811  FAILED  1:0"]
+)
+def test_that_another_job_of_a_listing_succeeded_makes_nothing_healthy(other: str) -> None:
+    fault = "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    steps = "".join(f"[rank0] step {number} loss 2.1\n" for number in range(3))
+    good = "8812  COMPLETED  0:0" if ":0" in other else "bert   Succeeded   3h2m"
+    assert explain_text(f"{steps}{fault}{good}\n").verdict is Verdict.HEALTHY
+    assert explain_text(f"{steps}{fault}{other}\n{good}\n").causes[0].id == "gpu.illegal-access"
