@@ -185,8 +185,8 @@ def _by_table(ground: Ground, best: Measurement, said: str, share: str, verdict:
     if ground.world.backend != "nccl":
         return verdict(
             "cannot-judge",
-            f"{said}{share}; nobody publishes numbers for gloo on such hosts; keep this run with --save and compare "
-            "the next one with --baseline, or give --min-busbw",
+            f"{said}{share}; nobody publishes numbers for gloo on such hosts; compare runs kept with --save "
+            "by --baseline, or give --min-busbw",
         )
     found: tuple[expected.Expected, ...] = ()
     if len(names) == 1 and len(per_host) == 1 and fabric:

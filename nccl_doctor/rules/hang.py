@@ -68,6 +68,8 @@ class Hang(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> ExitCode:
         """The published exit code: never 0, as nothing proves from outside that a job takes its steps."""
+        if not self.report.reached:
+            return ExitCode.NOTHING_CHECKED
         return {
             "held": ExitCode.FINDINGS,
             "stands": ExitCode.UNDECIDED,
@@ -88,7 +90,7 @@ def examine(bundle: Bundle) -> Hang:
     if len(jobs) > 1:  # none was chosen
         return _answer(bundle, "several-jobs", f"{len(jobs)} jobs run on these hosts: choose one with --job ID", jobs)
     if not hosts:
-        return _answer(bundle, "no-job", "no host was reached", jobs)
+        return _answer(bundle, "not-known", "no host was reached", jobs)
     waiting = waiting_launchers(engine.Fleet(hosts, bundle.plan))
     if not jobs and not waiting:
         unread = [host.name for host in hosts if not host.want(Job)]
@@ -96,7 +98,7 @@ def examine(bundle: Bundle) -> Hang:
             return _answer(
                 bundle, "not-known", f"no rank was found, and the processes of {fold(unread)} were not read", jobs
             )
-        return _answer(bundle, "no-job", _nothing_found(hosts), jobs)
+        return _answer(bundle, *_nothing_found(hosts), jobs)
     report = judge(bundle)
     report = msgspec.structs.replace(report, findings=tuple(sorted(report.findings, key=_is_of_a_host)))
     causes = [item for item in report.causes if item.severity is Severity.FAIL and _may_hold(item, jobs)]
@@ -128,13 +130,15 @@ def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
     return item.stage == engine.JOB or (item.id in _GONE_HOSTS and not complete)
 
 
-def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
+def _nothing_found(hosts: tuple[engine.Host, ...]) -> tuple[str, str]:
+    """Verdict and sentence where no rank was found: there is no job only where none can have been overlooked."""
     found = engine.facts_of(hosts, Job).values()
     refused = sum(fact.refused.count for fact in found)
     if refused:
         return (
+            "not-known",
             f"no rank is visible to this user: {refused} Python processes of others may not be read "
-            "(log in as the job's user, or as root)"
+            "(log in as the job's user, or as root)",
         )
     seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
@@ -142,7 +146,8 @@ def _nothing_found(hosts: tuple[engine.Host, ...]) -> str:
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
-    return f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
+    told = f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
+    return "not-known" if spawned else "no-job", told
 
 
 def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:

@@ -232,7 +232,7 @@ def test_a_network_that_drops_what_was_established(training: Training) -> None:
 def test_another_user_is_told_that_it_may_not_look(training: Training) -> None:
     place = "command=env HOST={host} setpriv --reuid=65534 --regid=65534 --clear-groups"
     answer = training.hang("--transport", place, "--python", "/usr/bin/python3", hosts="gpu01")
-    assert answer["verdict"] == "no-job" and answer["exit_code"] == 3 and "may not be read" in answer["sentence"]
+    assert answer["verdict"] == "not-known" and answer["exit_code"] == 4 and "may not be read" in answer["sentence"]
 
 
 def test_a_rank_that_was_killed(training: Training) -> None:

@@ -1353,9 +1353,11 @@ def test_a_rank_that_is_no_python_is_a_rank_where_its_starter_lives(parent: int,
 def test_no_job_says_whether_it_may_only_not_be_seen() -> None:
     assert "RANK" in examine(bundle()).sentence
     assert "may read" in examine(bundle(uid=1000)).sentence
-    assert "4 that multiprocessing started may be ranks" in examine(bundle(unnumbered=2)).sentence
+    assert examine(bundle()).verdict == "no-job" and int(examine(bundle()).exit_code) == 3
+    spawned = examine(bundle(unnumbered=2))
+    assert spawned.verdict == "not-known" and "4 that multiprocessing started may be ranks" in spawned.sentence
     unseen = examine(bundle(refused={"count": 8}))
-    assert unseen.verdict == "no-job" and int(unseen.exit_code) == 3 and "may not be read" in unseen.sentence
+    assert unseen.verdict == "not-known" and int(unseen.exit_code) == 4 and "may not be read" in unseen.sentence
 
 
 def test_where_the_processes_were_not_read_that_is_said() -> None:

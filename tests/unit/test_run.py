@@ -213,7 +213,7 @@ def test_where_no_host_was_reached_nothing_is_said_to_stand() -> None:
     lost = HostFacts("gpu01", Reach(ReachOutcome.TIMED_OUT), {})
     bundle = msgspec.structs.replace(test_hang.bundle(), hosts=(lost,), plan=Plan(stages=("job",)))
     found = seen(bundle)
-    assert found.answer.verdict == "no-job" and not found.key
+    assert found.answer.verdict == "not-known" and int(found.answer.exit_code) == 3 and not found.key
 
 
 # -- what it leaves running
