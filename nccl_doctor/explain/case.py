@@ -28,7 +28,11 @@ _VERSIONS = (
 _VERSION = re.compile(r"\d[\w.]*(?:\+\w+[\d.]*)?")
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 # A program that tells what to set, one thing a line, has not set it.
-_ADVISED = re.compile(r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b")
+_ADVISED = re.compile(
+    r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b"
+    r"|\b(?:[Ss]et(?:ting)?|[Tt]ry|[Uu]s(?:e|ing)|[Rr]un with|[Cc]onsider(?: setting| using)?)\s[`'\"]?[A-Z_]{4,40}=\S{1,40}\s"
+    r"(?:to|for|if|instead|may|might|can|could|will|would)\b"
+)
 
 MOST_RANKS = 1_000_000  # more than any job has: a larger number is none of ranks
 

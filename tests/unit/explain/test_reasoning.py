@@ -1563,6 +1563,12 @@ def test_what_a_program_advises_is_not_set() -> None:
     )
     assert not explain_text(advice).worth_knowing
     assert explain_text(advice.replace("1. export", "export")).worth_knowing
+    warned = (
+        "t1:5:5 [1] mnnvl.cc:67 NCCL WARN MNNVL (cliqueSize 72) is available but not working on this system. Check the IMEX "
+        "channel configuration (/dev/nvidia-caps-imex-channels). Set NCCL_MNNVL_ENABLE=0 to ignore this issue.\n"
+    )
+    assert "already" not in explain_text(warned).causes[0].fixes[0].text
+    assert "already" in explain_text(f"NCCL_MNNVL_ENABLE=0 srun ./train\n{warned}").causes[0].fixes[0].text
 
 
 @pytest.mark.parametrize(
