@@ -128,7 +128,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
         best.final = best.final or item.final
         best.cured = best.cured or item.cured
         best.slows = best.slows or item.slows
-        if not best.ranks:
+        if not best.ranks and not best.hosts:  # of a host known only by name, no other ranks are to blame
             best.ranks = item.ranks
         best.hosts = best.hosts or item.hosts
     return list(by_id.values())

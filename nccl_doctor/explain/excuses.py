@@ -187,7 +187,7 @@ def _complete_after(case: Case, hit: Hit) -> bool:
     return "Waiting in" in hit.text and any(_behind(done, hit) for done in case.lasts("barrier-completed"))
 
 
-_AGAIN = re.compile(r"\bretry(?:ing)?\b|trying again", re.IGNORECASE)
+_AGAIN = re.compile(r"\bretry(?:ing)?\b(?! count)|trying again", re.IGNORECASE)
 _WITHOUT = re.compile(r"\bfall(?:ing|s)? back\b|\bskipping\b|\bignoring\b|\bcontinuing\b", re.IGNORECASE)
 
 
@@ -211,6 +211,17 @@ def _of_another_job(case: Case, hit: Hit) -> bool:
     return _POD.search(hit.text) is not None and families[0] not in own and not own.isdisjoint(families)
 
 
+_STOPPING = re.compile(r"\bpod/([a-z0-9.-]+)\s+Stopping container")
+
+
+def _pod_replaced(case: Case, hit: Hit) -> bool:
+    """Whether an event tells that a pod's container was stopped, and a later one that the pod's next container ended by itself, as
+    that of others does: why they end is another matter."""
+    pod = _STOPPING.search(hit.text)
+    ended = [later_one for later_one in case.hits("ended-with-error") if _behind(later_one, hit)] if pod else []
+    return pod is not None and any(f"pod/{pod[1]} " in f"{one.text} " and "ack-off" in one.text for one in ended)
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -222,6 +233,7 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_came_back, 0.55),
     (_only_an_event, 0.45),
     (_of_an_attempt_before, 0.45),
+    (_pod_replaced, 0.45),
     (_went_another_way, 0.45),
     (_of_another_job, 0.4),
     (_by_hand, 0.3),

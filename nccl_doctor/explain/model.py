@@ -37,7 +37,10 @@ class Role(enum.Enum):
 
 
 class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line that a signature recognised. ``seconds`` counts within the year (logs rarely say the year)."""
+    """One line that a signature recognised. ``seconds`` counts within the year (logs rarely say the year).
+
+    ``labelled``: the rank is the number that srun or mpirun put in front, which may be a node's.
+    """
 
     signature: str
     file: str
@@ -48,6 +51,7 @@ class Hit(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     pid: str = ""
     seconds: float | None = None
+    labelled: bool = False
 
 
 class Traceback(msgspec.Struct, frozen=True, omit_defaults=True):

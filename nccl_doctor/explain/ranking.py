@@ -384,8 +384,8 @@ def _why_interrupted(case: Case, cause: Candidate, effect: Candidate) -> bool:
     """Whether Ctrl-C ended the job because of this cause: it does not come of an interrupt, and the work did not outlive it."""
     if not all(SIGINT.search(hit.text) for hit in effect.hits if hit.signature != "exception"):
         return False
-    if cause.cured:
-        return True
+    if cause.cured or cause.slows:
+        return True  # it was too slow to wait for
     afterwards = cause.id in LATE and came_after(_first(cause), _first(effect)) is True
     return cause.id not in _OF_INTERRUPT and not afterwards and not _survived(case, cause)
 

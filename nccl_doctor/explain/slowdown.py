@@ -12,7 +12,10 @@ from nccl_doctor.explain.signatures.facts import OF_NSYS
 
 _SLOWED = 1.6  # no noise of a step's time, and less than what half of the links, or a throttled GPU, costs
 _STEP_TIME = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?m?s(?:ec)?/(?:step|it))|(?<=per iteration \(ms\): )\d+(?:\.\d+)?")
-_STEP_RATE = re.compile(r"(?<!\d)\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)")
+_STEP_RATE = re.compile(
+    r"(?<![\d.])(?<!prompt throughput: )\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)"
+)
+_NOBODY_WAITS = re.compile(r"(?:Waiting|Pending|queue-req): 0\b")  # a server that has nothing to do is not slow
 _STEADY = 6  # so many steps at a log's end were slow
 
 
@@ -21,7 +24,7 @@ def slowed(logs: Logs) -> bool:
     if logs.has(PACE_LEFT):
         return True
     told = by_file((*logs.hits("progress"), *logs.tail)).values()
-    return any(_slower("\n".join(hit.text for hit in hits)) for hits in told)
+    return any(_slower([hit.text for hit in hits]) for hits in told)
 
 
 def slower_steps(logs: Logs) -> list[Hit]:
@@ -97,7 +100,11 @@ def communication_share(text: str) -> float | None:
     return told / whole if 0 < told < whole else None
 
 
-def _slower(steps: str) -> bool:
+def _slower(lines: list[str]) -> bool:
+    told = [line for line in lines if _STEP_TIME.search(line) or _STEP_RATE.search(line)]
+    if not told or _NOBODY_WAITS.search(told[-1]):
+        return False
+    steps = "\n".join(told)
     times = [float(found) for found in _STEP_TIME.findall(steps)]
     rates = [float(found) for found in _STEP_RATE.findall(steps)]
     return (bool(times) and times[-1] > _SLOWED * times[0]) or (bool(rates) and rates[0] > _SLOWED * rates[-1])

@@ -12,7 +12,7 @@ from nccl_doctor.explain.diagnoses.speed import complaints
 from nccl_doctor.explain.lines import place, shape
 from nccl_doctor.explain.model import Cause, Hit, Proof, Role, Verdict
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
-from nccl_doctor.explain.slowdown import slower_steps
+from nccl_doctor.explain.slowdown import slowed, slower_steps
 from nccl_doctor.explain.summary import LAST_LINES
 
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
@@ -71,7 +71,8 @@ def _failure_seen(case: Case) -> bool:
         return True
     causes = [signature for signature in case.seen(Role.CAUSE) if signature not in outlived]  # too weak for a verdict
     lasts = [hit for cause in causes for hit in case.lasts(cause.name) if place(hit) not in caught]
-    if any(trouble.says_failure(hit.text) and not case.course.outlived(hit) for hit in lasts):
+    failures = [hit for hit in lasts if trouble.says_failure(hit.text)]
+    if (failures and slowed(case)) or any(not case.course.outlived(hit) for hit in failures):
         return True
     calm = {
         place(hit)

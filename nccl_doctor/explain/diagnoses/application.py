@@ -22,7 +22,7 @@ from nccl_doctor.explain.diagnoses.words import (
     still_busy,
 )
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import ending, in_order, just_below, later, ranks_of, shape, speakers
+from nccl_doctor.explain.lines import ending, hosts_of, in_order, just_below, later, ranks_of, shape, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
 
@@ -432,6 +432,9 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     if ranks and ranks <= _waited_from_the_start(case):
         return
     last = busy[-1]
+    waited = {item.rank for item in case.work}
+    # Who speaks without a number is rank 0 most often; here all others wait, and these are its last words.
+    sure = not ranks and last is before[-1] and len(waited) > 1 and set(range(case.world)) - waited == {0}
     if any(last.line < end.line < first.line for end in case.hits("run-ended") if end.file == first.file):
         return  # that was done
     alike = [hit for hit in busy if _repeats(hit, last)]
@@ -440,10 +443,11 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     after = [*on, *still_at_work(case, ranks, first)][-2:]
     yield Candidate(
         "app.straggler-timeout",
-        0.76 if on else 0.68 if _BAR.search(last.text) else 0.58,
+        0.76 if on else 0.72 if sure else 0.68 if _BAR.search(last.text) else 0.58,
         f"a rank was busy beyond the time-out: {ending(last.text, 110)}",
         [*after, last, alike[0], *called_from(case), *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
-        ranks,
+        {0} if sure else ranks,
+        set() if ranks else hosts_of([last]),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from nccl_doctor.explain import lazy_re as re
-from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import tables
 from nccl_doctor.explain.hang import WORK
@@ -122,6 +122,40 @@ def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "sw.nccl-bug", 0.72, "it works with another release of NCCL", [*hits[:3], *before[:2]], cured=True
         )
+
+
+_FASTER = 2.0  # times: no noise of a benchmark
+
+
+@diagnosis
+def better_with_another_nccl(case: Case) -> Iterable[Candidate]:
+    """Of the runs of one log, one after the other, the one with another release of NCCL goes well, or is far faster."""
+    told = _lines(case, ("nccl-version", "engine-names-its-nccl"))
+    if len({hit.groups["version"] for hit in told}) != 2:
+        return  # one alone, or more than a comparison of two
+    runs = in_order(told)
+    at = max(index for index, hit in enumerate(runs) if hit.groups["version"] != runs[-1].groups["version"])
+    old, new = runs[at], runs[at + 1]
+    failed = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
+    if any(later(hit, new) for hit in failed) or not any(later(line, new) for line in _lines(case, WORK)):
+        return
+    failed = [hit for hit in failed if later(hit, old)]
+    averages = [hit for hit in case.hits("busbw-average") if later(hit, old)]
+    slow, fast = ([hit for hit in averages if later(hit, new) is after] for after in (False, True))
+    release, before = (nccl_release(hit.groups["version"].partition("+")[0]) for hit in (new, old))
+    title = f"with NCCL {release} instead of {before} the same run"
+    if failed and case.hits("other-nccl"):
+        proof = [old, new, *failed[:3], *case.hits("other-nccl")[:1]]
+        yield Candidate("sw.nccl-bug", 0.72, f"{title} goes well", proof, cured=True)
+    elif slow and fast and _rate(fast[-1]) > _FASTER * _rate(slow[-1]):
+        without = [hit for hit in case.hits("gdr-disabled") if later(new, hit)]
+        proof = [old, new, slow[-1], fast[-1], *without[:2]]
+        title = f"{title} is {_rate(fast[-1]) / _rate(slow[-1]):.0f} times as fast"
+        yield Candidate("sw.nccl-bug", 0.7, title, proof, cured=True, slows=True)
+
+
+def _rate(average: Hit) -> float:
+    return float(average.groups["busbw"])
 
 
 _WENT_WRONG = re.compile(

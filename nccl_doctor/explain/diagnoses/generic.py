@@ -226,6 +226,7 @@ def cuda_error_text(case: Case) -> Iterable[Candidate]:
                 return
 
 
+_GIVEN = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")
 _CODES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "unhandled cuda error|ncclUnhandledCudaError",
@@ -297,6 +298,10 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 yield Candidate(cause, 0.34, title, [hit], ranks_of([hit]))
                 break
     hits = case.hits("proxy-failed", "nccl-error-text")
+    given = [hit for name in _GIVEN for hit in case.env.get(name, ())[:1]]
+    if hits and given:
+        title = "a call of NCCL failed, and files that describe the machine were given to it: those of another kind of machine do this"
+        yield Candidate("env.bad-nccl-var", 0.45, title, [*given, *hits[:2]], ranks_of(hits))
     for hit in hits:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):

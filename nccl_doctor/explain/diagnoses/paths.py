@@ -10,6 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
 from nccl_doctor.explain.diagnoses.speed import communication_complaints
+from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import hosts_of
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
@@ -60,6 +61,21 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
+@diagnosis
+def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
+    """NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 together leave the ranks of one host no way to each other but its network. That alone
+    may be meant, as a test of the network; somebody found this job too slow, or stopped it at its work."""
+    off = [hit for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") for hit in _set_to(case, {name: ("1",)})[:1]]
+    channels = case.hits("channel-net")
+    stopped = [hit for hit in case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
+    told = [*communication_complaints(case)[:2], *stopped[:1]]
+    if len(off) == 2 and channels and told and len(hosts_of(case.hits("bootstrap-using"))) == 1:
+        title = (
+            "the GPUs of one host talk over the network: NCCL_P2P_DISABLE and NCCL_SHM_DISABLE leave them no other way"
+        )
+        yield Candidate("env.bad-nccl-var", 0.76, title, [*off, *channels[:2], *told], hosts=hosts_of(off), slows=True)
+
+
 _FORBIDS = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))
 
 
@@ -74,7 +90,8 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
         up = case.hits("adapter-up", "ofi-adapters") or case.hits("adapters-told")
         complaint = communication_complaints(case)
         several = case.nodes > 1 or len(hosts_of(case.sockets)) > 1
-        if (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several:
+        by_plugin = any("ibfabric" in hit.text for hit in case.hits("network-used"))  # which reads none of these
+        if (up or (complaint and gpus_per_host(case) >= 8)) and case.sockets and several and not by_plugin:
             what = "RDMA adapters that are there" if up else "any RDMA adapter"
             title = f"{name}={case.value(name)} keeps NCCL from {what}: the nodes talk over TCP sockets"
             proof = [*forbidden[:2], *up[:2], *complaint[:2], *case.sockets[:1]]

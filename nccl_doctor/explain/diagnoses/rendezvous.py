@@ -192,6 +192,22 @@ def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
             return
 
 
+_UNKNOWN_NAME = re.compile(
+    r"gai error: -[23]\b"
+)  # no such name, or nobody who could tell; -5 and -9: no address of that family
+
+
+@diagnosis
+def name_may_be_unknown(case: Case) -> Iterable[Candidate]:
+    """c10d found no IPv6 address as the name is unknown, and nothing tells that IPv4 found one, or that the job went on."""
+    hits = [hit for hit in case.hits("name-without-ipv6") if _UNKNOWN_NAME.search(hit.text)]
+    if hits and not case.has(
+        "name-unresolved", "progress", "store-barrier", "gloo-connected", "nccl-init-start", "world-size"
+    ):
+        title = f"the host name {hits[0].groups['name'][:80]} does not resolve"
+        yield Candidate("net.hostname-resolution", 0.56, title, hits[:4], *speakers(hits))
+
+
 @diagnosis
 def several_masters(case: Case) -> Iterable[Candidate]:
     """Several tasks of one job want to serve the store, which rank 0 alone does: each takes itself for rank 0.
@@ -210,6 +226,31 @@ def several_masters(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "launch.env-missing", 0.9, title, [*hits[:2], *alone[:2], *hits[2:]], *speakers(hits), final=True
         )
+
+
+@diagnosis
+def ray_asked_for_another_address(case: Case) -> Iterable[Candidate]:
+    """vLLM asks Ray for a place on its own node, by an address by which Ray knows none: no GPU is taken, and none is given."""
+    asked, free = case.hits("ray-node-asked"), case.hits("ray-gpus-free")
+    if case.has("ray-too-small") and asked and free:
+        address = asked[0].groups["address"].strip("'")
+        title = f"Ray knows no node by the address {address} that is asked for; its GPUs are free"
+        own = [hit for hit in case.hits("vllm-host-ip") if address in hit.text]
+        yield Candidate("net.wrong-interface", 0.85, title, [*own[:1], asked[0], free[0], *asked[1:2]], final=True)
+
+
+@diagnosis
+def coordinators_differ(case: Case) -> Iterable[Candidate]:
+    """JAX's processes look for their coordinator at different addresses: those with the wrong one never register."""
+    told: dict[str, list[Hit]] = {}
+    for hit in case.hits("jax-coordinator"):
+        told.setdefault(hit.groups["address"], []).append(hit)
+    late = case.hits("jax-registration", "jax-register-call", "coordination-service")
+    if len(told) > 1 and late:
+        groups = sorted(told.values(), key=len)
+        title = f"JAX's processes look for the coordinator at different addresses: {', '.join(sorted(told))}"
+        proof = [*(hit for hits in groups for hit in hits[:2]), *late[:2]]
+        yield Candidate("net.master-unreachable", 0.84, title, proof, *speakers(groups[0]), final=True)
 
 
 @diagnosis

@@ -231,14 +231,16 @@ _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", 
 
 @diagnosis
 def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
-    """Under one heading steps on one node are shown, under another those on several, and these take many times as long."""
+    """Under one heading, or below one command, steps on one node are shown, under another those on several, and these take many
+    times as long."""
     runs: list[tuple[int, float, list[Hit]]] = []
     steps = in_order((*case.hits("progress"), *case.tail))
-    headings = [hit for hit in case.hits("nodes-heading") if not _OTHER_STEP.search(hit.text)]
+    told = in_order(case.hits("nodes-heading", "nodes-in-command"))
+    headings = [hit for hit in told if not _OTHER_STEP.search(hit.text)]
     for head, rows in below(headings, steps):
         paces = [(time, hit) for hit in rows for unit, time in _paces(hit.text)[:1] if unit == "step"]
-        told = head.groups["nodes"]
-        nodes = _IN_WORDS_NODES.get(told.lower()) or int(told)
+        number = head.groups["nodes"]
+        nodes = _IN_WORDS_NODES.get(number.lower()) or int(number)
         if len(paces) >= (1 if nodes == 1 else _SOME_STEPS):
             runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
     alone = [run for run in runs if run[0] == 1]
@@ -247,4 +249,7 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
         (_, was, before), (nodes, now, after) = alone[-1], several[-1]
         title = f"a step takes {now:.3g} s on {nodes} nodes and {was:.3g} s on one: the network between them, or the way to it"
         causes = ("net.slow", "ib.device-not-found", "ib.gdr", "net.wrong-interface")
-        yield from rivals(falling(causes, 0.44, 0.02), title, [*after, *before], slows=True)
+        sockets = [hit for hit in case.hits("net-socket-using", "network-used") if later(hit, after[0])]
+        over_tcp = any("Socket" in hit.text for hit in sockets) and not case.has("net-ib-using")
+        strengths = {"net.slow": 0.62} if over_tcp else falling(causes, 0.44, 0.02)
+        yield from rivals(strengths, title, [*after, *sockets[:2], *before], slows=True)

@@ -73,7 +73,7 @@ NO_DATA = re.compile(
     r"\bempty (?:batch|shard|partition|split|loader|data)|"
     r"(?:\bdata\w*|iterator|loader|stream)\W{0,2} (?:has |is )?(?:finished|ended|at its end)\b(?! \w+ing\b)|"
     r"\b(?:leav(?:es|ing)|left|exit(?:s|ed|ing)|out of) (?:the |its )?(?:train\w* |main |inner )?loop\b|"
-    r"\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
+    r"(?<![KMGB], )\b(?:no|0) (?:work|files|data|samples|batches|shards|examples|rows)(?: left\b| for me\b| to \w|\W*$)",
     re.IGNORECASE,
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.

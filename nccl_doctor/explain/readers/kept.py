@@ -15,6 +15,7 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
+_ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -34,12 +35,15 @@ class Kept:
         self.source = source
         self.summary = Summary(files=1)
         self._seen: dict[str, set[tuple[object, ...]]] = {}
+        self._ranks_of_label: dict[int, set[int]] = {}
 
     def said(self, text: str, number: int) -> Said:
         """A line of this source: what it does not say of its rank and host, the source says."""
         line = prefix.parse(text)
         if line.rank is None:
             line.rank = self.source.rank
+        elif line.task is not None:
+            self._ranks_of_label.setdefault(line.task, set()).add(line.rank)
         line.host = line.host or self.source.host
         return Said(line, text, number)
 
@@ -47,8 +51,10 @@ class Kept:
         """The line as a hit of this signature."""
         line = said.line
         rank = line.rank if line.rank is not None else line.task
-        text = said.text[:QUOTE_LIMIT]
-        return Hit(name, self.source.name, said.number, text, groups or {}, rank, line.host, line.pid, line.seconds)
+        text, labelled = said.text[:QUOTE_LIMIT], line.rank is None and line.task is not None
+        return Hit(
+            name, self.source.name, said.number, text, groups or {}, rank, line.host, line.pid, line.seconds, labelled
+        )
 
     def add(self, signature: Signature, groups: dict[str, str], said: Said, times: int = 1) -> None:
         """Count a hit, and keep it unless it says what another one said."""
@@ -82,6 +88,33 @@ class Kept:
         last = self.summary.last_of_rank.get(hit.rank)
         if last is None or last.line <= hit.line:
             self.summary.last_of_rank[hit.rank] = hit
+
+    def settle(self) -> None:
+        """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:
+        srun started one task a node, and torchrun in it the ranks. What srun says of a task tells its host."""
+        if all(ranks == {label} for label, ranks in self._ranks_of_label.items()):
+            return
+        summary = self.summary
+        hosts = {
+            task: host for hits in summary.tails.values() for hit in hits for host, task in _ENDED.findall(hit.text)
+        }
+
+        def unlabelled(hit: Hit) -> Hit:
+            if not hit.labelled:
+                return hit
+            return msgspec.structs.replace(
+                hit, rank=None, labelled=False, host=hit.host or hosts.get(str(hit.rank), "")
+            )
+
+        for group in summary.groups.values():
+            group.hits = [unlabelled(hit) for hit in group.hits]
+            group.lasts = {file: unlabelled(hit) for file, hit in group.lasts.items()}
+        for kept in (summary.tails, summary.before):
+            kept.update({file: [unlabelled(hit) for hit in hits] for file, hits in kept.items()})
+        summary.failed = [unlabelled(hit) for hit in summary.failed]
+        summary.tracebacks = [msgspec.structs.replace(item, hit=unlabelled(item.hit)) for item in summary.tracebacks]
+        summary.last_of_rank = {rank: hit for rank, hit in summary.last_of_rank.items() if not hit.labelled}
+        summary.ranks = set().union(summary.last_of_rank, *self._ranks_of_label.values())
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines

@@ -193,6 +193,7 @@ class Scanner:
         ]
         for hit in self._summary.tails[self._kept.source.name]:
             self._kept.spoke(hit)
+        self._kept.settle()
         return self._summary
 
     def _keep_commands(self, block: bytes) -> None:

@@ -548,6 +548,17 @@ says(
     pattern=_NODES_HEADING,
 )
 says(
+    "nodes-in-command",
+    "NNODES=",
+    "--nnodes",
+    "--num_nodes",
+    "--num-nodes",
+    "--num_machines",
+    every=True,
+    why="A command that starts a job, with the number of its nodes.",
+    pattern=re.compile(r"(?:\bNNODES=|--nnodes[= ]|--num[_-](?:nodes|machines)[= ])(?P<nodes>[1-9]\d{0,3})(?![\d:])"),
+)
+says(
     "slow-complaint",
     "expected {}GB/s",
     "expected busbw",

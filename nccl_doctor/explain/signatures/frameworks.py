@@ -125,6 +125,18 @@ says(
     why="The scheduler or the framework counts fewer GPUs, nodes or tasks than the job needs.",
 )
 says(
+    "ray-node-asked",
+    "{'node:{address:word}': ",
+    why="A bundle of a placement group that must lie on the node of this address: vLLM's, for the process that drives.",
+    where=lambda groups, line: "resource request" in line or "placement group" in line,
+)
+says("vllm-host-ip", "VLLM_HOST_IP={address:word}", why="The address by which vLLM knows this node.")
+says(
+    "ray-gpus-free",
+    " 0.0/{gpus:num} GPU",
+    why="`ray status` counts no GPU that is taken.",
+)
+says(
     "ray-not-on-the-driver",
     "Ray does not allocate any GPUs on the driver node",
     "Current node has no GPU available",

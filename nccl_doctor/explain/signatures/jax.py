@@ -20,6 +20,12 @@ says(
     why="The call by which a task of JAX registers with the coordinator; what came of it is in the lines beside it.",
 )
 says(
+    "jax-coordinator",
+    "Connecting to JAX distributed service on {address:word}",
+    every=True,
+    why="Where a process of JAX looks for the coordinator.",
+)
+says(
     "jax-barrier-count",
     "# of tasks that reached the barrier: {joined:int}/{world:int}",
     why="How many of JAX's tasks came to a barrier of the coordination service before it timed out; below it, who did not.",

@@ -20,7 +20,7 @@ says(
     why="The plugin's library was built against other libraries than those it meets here; NCCL goes on with its own networks, usually sockets.",
     where=lambda groups, line: "No such file" not in line,
 )
-_LACKS = re.compile(r"(?:: |dlerror=)(?P<library>(?!libnccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
+_LACKS = re.compile(r"(?:: |dlerror=)(?P<library>(?!lib[nr]ccl)[\w.+-]+\.so[\w.]*): cannot open shared object file")
 says(
     "plugin-lacks",
     "NET/Plugin{}: cannot open shared object file",
@@ -342,7 +342,7 @@ says(
     where=lambda groups, line: (
         re.search(r"UC[XC]|ucp_|\b[CT]L_", line) is not None  # no NCCL_DEBUG
         and not re.search(
-            r"ibv_|mlx5dv_|Message truncated|rdma_create_event_channel failed|open CM on component rdmacm|"
+            r"ibv_|mlx5dv_|Transport retry count|wqe\[\d+\]: |Message truncated|rdma_create_event_channel failed|open CM on component rdmacm|"
             r"Request Flushed|WR flushed",
             line,
         )
