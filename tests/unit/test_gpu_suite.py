@@ -25,13 +25,20 @@ def test_the_gpu_suite_passes_on_a_machine_that_is_not_there(tmp_path: Path) -> 
     machine = Machine.alone(tmp_path / "machine")
     machine.write()
     record = tmp_path / "record"
+    # What a lent machine lacks lies on PYTHONPATH: all that the suite starts must find it there.
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(
+        f"import sys\nprint(sys.orig_argv, file=open({str(tmp_path / 'started')!r}, 'a'))\n"
+    )
     environment = {**machine.environment(), "NCCL_DOCTOR_RECORD": str(record)}
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "site")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu/test_hardware_here.py"],
         env=environment, capture_output=True, text=True, cwd=ROOT, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout, done.stdout  # every comparison with nvidia-smi was made
+    assert "'nccl_doctor', 'check'" in (tmp_path / "started").read_text()
     assert sorted(os.listdir(record)) == ["machine.ndb", "tools.json", "tree.tar.gz"]
     assert "Product Name" in json.loads((record / "tools.json").read_text())["nvidia-smi -q"]["out"]
 
