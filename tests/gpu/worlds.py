@@ -6,6 +6,7 @@ runs over its network transport: sockets over this machine's interfaces.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 Events = Callable[[dict[str, Any]], None]
 
 
+@functools.cache  # where nothing keeps the driver up, each call of nvidia-smi starts it anew
 def gpus() -> int:
     """GPUs of this machine, by nvidia-smi."""
     if not shutil.which("nvidia-smi"):
