@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.agent.containers import GVISOR
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import parse as parse_matrix
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.gpu import GVISOR
 from nccl_doctor.rules.judge import judge
 from tests.gpu import recording
 from tests.tools import smi_query
@@ -60,7 +60,8 @@ def probes(saved: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def gpus(probes: dict[str, Any]) -> GpuFact:
-    return probes["gpu"].fact(GpuFact)
+    fact: GpuFact = probes["gpu"].fact(GpuFact)
+    return fact
 
 
 def smi(*arguments: str) -> str:
