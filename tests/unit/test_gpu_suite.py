@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from nccl_doctor.facts import bundle as bundles
+from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.rules.judge import judge
+from tests.gpu import recording
 from tests.hardware_kit import machines
 from tests.hardware_kit.machines import Machine
 
@@ -53,3 +56,25 @@ def test_recorded_machines_are_judged_as_before(recording: Path) -> None:
         "unknown": sorted({gap.what for gap in report.unknown}),
     }
     assert found == json.loads((recording.parent / "expect.json").read_text())
+
+
+def test_a_host_that_is_called_as_a_field_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither is a field renamed, nor is anything kept of the kernel's command line that the probes do not read."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("console=ttyS0 ip=172.16.0.2 token=abc iommu=pt pci=nomsi\n")
+    monkeypatch.setattr(recording, "ROOT", str(tmp_path))
+    monkeypatch.setattr(recording, "TOOLS", ())
+    plan = Plan(stages=("gpu",))
+    host = HostFacts(
+        "plan",
+        Reach(ReachOutcome.OK),
+        {"gpu": ProbeResult(Outcome.OK, {"plan": "on plan, GPU-5b1c7e2a-9d3f-4c6e-8a70-000000000009"})},
+    )
+    recording.record(Bundle(1, "0", "2026-11-23T00:00:00+00:00", plan, (host,)), tmp_path / "record")
+    (again,) = bundles.read(tmp_path / "record/machine.ndb").hosts
+    assert again.name == "gpu01"
+    told = json.loads(bytes(again.probes["gpu"].data))
+    assert told["plan"].startswith("on gpu01, GPU-00000000-0000-0000-0000-")
+    with tarfile.open(tmp_path / "record/tree.tar.gz") as archive:
+        kept = archive.extractfile("proc/cmdline")
+        assert kept is not None and kept.read() == b"iommu=pt pci=nomsi\n"
