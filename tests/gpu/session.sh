@@ -85,6 +85,10 @@ step needs 3 120 "$python" -c 'import importlib.util as u, sys
 names = "torch pytest hypothesis pynvml msgspec typer rich yaml paramiko psutil ClusterShell hyperscan jinja2 zstandard".split()
 missing = [name for name in names if u.find_spec(name) is None]
 import torch
+if "typer" not in missing:
+    import typer
+    if [int(part) for part in typer.__version__.split(".")[:2]] < [0, 28]:
+        missing.append("typer 0.28 (%s is here)" % typer.__version__)
 print("missing:", ", ".join(missing) or "nothing")
 print(sys.version, "torch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
 print("NCCL", torch.cuda.is_available() and torch.cuda.nccl.version())
