@@ -15,7 +15,7 @@ import pytest
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.rules.judge import judge
-from tests.gpu import recording
+from tests.gpu import recording, worlds
 from tests.hardware_kit import machines
 from tests.hardware_kit.machines import Machine
 
@@ -78,3 +78,13 @@ def test_a_host_that_is_called_as_a_field_is_recorded_whole(monkeypatch: pytest.
     with tarfile.open(tmp_path / "record/tree.tar.gz") as archive:
         kept = archive.extractfile("proc/cmdline")
         assert kept is not None and kept.read() == b"iommu=pt pci=nomsi\n"
+
+
+def test_what_names_the_machine_is_not_kept_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    kept = worlds.neutral(
+        "12:34:56 /usr/lib/libcuda.so 00000000:3B:00.0 eth0:192.168.7.9<0> eth0 fd00:1:2::9/64 [fe80::ab:1%eth0] ::1 fd00:1:2::9"
+    )
+    assert kept == (
+        "12:34:56 /usr/lib/libcuda.so 00000000:3B:00.0 eth0:10.0.0.1<0> eth0 2001:db8::2/64 [fe80::1%eth0] ::1 2001:db8::2"
+    )
