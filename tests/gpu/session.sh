@@ -23,6 +23,7 @@ raw=$(mktemp -d) || exit 2
 build=$raw/build
 trap 'rm -rf "$raw"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 NCCL_DOCTOR_RECORD="$out/record"
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # whatever else that Python has for its own tests
 # A name server that never answers costs each connection to torch's store ten seconds: here one, and only in what is started here.
 export RES_OPTIONS="timeout:1 attempts:1"
 began=$(date +%s)
