@@ -97,7 +97,7 @@ sys.exit(1 if missing or not torch.cuda.is_available() else 0)'
 step machine 1 40 sh -c "ip -br addr; ulimit -a; nvidia-smi topo -m; uname -r; nvidia-smi"
 step hardware 20 240 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_hardware_here.py -p no:cacheprovider
 step look 3 240 sh tests/gpu/look.sh "$python"
-step nccl 30 330 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_bench_nccl.py -p no:cacheprovider --durations=10
+step nccl 30 480 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_bench_nccl.py -p no:cacheprovider --durations=10
 if [ -n "$build_pid" ]; then
   wait "$build_pid" || failed="$failed build"
   keep build
