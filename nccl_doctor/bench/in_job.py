@@ -94,7 +94,7 @@ def run(identity: ranks.Identity, plan: BenchPlan, asked: Asked, tell: Callable[
     backend, why = _backend(plan.backend)
     plan = plan.settled(backend, why, gpu=backend == "nccl")
     log = _log_file()
-    os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log or "/dev/stderr"})
+    os.environ.update({**plan.env, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": log or launch.LOG_FILE})
     os.environ["NCCL_DEBUG_SUBSYS"] = launch.SUBSYSTEMS
     watch = _Watch(identity)
 

@@ -18,6 +18,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -65,7 +66,6 @@ PLACES = (
     "/proc/cpuinfo",
     "/proc/sys/kernel/osrelease",
     "/proc/uptime",
-    "/proc/net/route",
     "/proc/1/comm",
     "/proc/1/cgroup",
     "/proc/self/mountinfo",
@@ -73,6 +73,7 @@ PLACES = (
 _PCI_FILES = re.compile(
     r"^(vendor|device|class|numa_node|local_cpulist|(current|max)_link_(speed|width)|config|address)$"
 )
+_BOOT_OPTION = re.compile(rb"iommu|^(?:pci|numa|vfio)")  # what the topology probe takes of the command line
 # What to replace -> by what, given how many names were replaced before it.
 _SECRETS: tuple[tuple[re.Pattern[str], Callable[[str, int], str]], ...] = (
     (
@@ -177,9 +178,12 @@ def _device(real: str) -> Iterator[tuple[str, bytes | str]]:
 def _file(path: str) -> Iterator[tuple[str, bytes | str]]:
     try:
         with open(path, "rb") as stream:
-            yield path, stream.read(FILE_LIMIT)
+            content = stream.read(FILE_LIMIT)
     except OSError:
         return
+    if path == ROOT + "/proc/cmdline":  # a small virtual machine is told its addresses and secrets there
+        content = b" ".join(word for word in content.split() if _BOOT_OPTION.search(word)) + b"\n"
+    yield path, content
 
 
 def tree(hider: Hider) -> bytes:
@@ -203,6 +207,15 @@ def tree(hider: Hider) -> bytes:
     return target.getvalue()
 
 
+def _hidden(value: Any, hider: Hider) -> Any:
+    """Every text in it without what names the machine; the names of fields stay, as a host may be called as one is."""
+    if isinstance(value, dict):
+        return {key if key.isidentifier() else hider.hide(key): _hidden(one, hider) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_hidden(one, hider) for one in value]
+    return hider.hide(value) if isinstance(value, str) else value
+
+
 def record(bundle: Bundle, directory: Path) -> None:
     """Write the three files; the names of host, GPUs and cards are the same in all of them."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -210,7 +223,7 @@ def record(bundle: Bundle, directory: Path) -> None:
     text = msgspec.json.encode(bundle).decode()
     for learned in (text, *(str(one.get("out", "")) for one in printed.values())):
         hider.learn(learned)
-    clean = msgspec.json.decode(hider.hide(text), type=Bundle)
+    clean = msgspec.json.decode(json.dumps(_hidden(json.loads(text), hider)), type=Bundle)
     bundles.write(clean, directory / "machine.ndb")
     (directory / "tools.json").write_text(
         json.dumps(

@@ -23,6 +23,9 @@ raw=$(mktemp -d) || exit 2
 build=$raw/build
 trap 'rm -rf "$raw"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 NCCL_DOCTOR_RECORD="$out/record"
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # whatever else that Python has for its own tests
+# A name server that never answers costs each connection to torch's store ten seconds: here one, and only in what is started here.
+export RES_OPTIONS="timeout:1 attempts:1"
 began=$(date +%s)
 failed=""
 
@@ -73,33 +76,38 @@ build_nccl_tests() { # beside the tests, which are not timed
 build_pid=""
 case " $steps " in *" beside-nccl-tests "*) [ -z "$source" ] || {
   mkdir -p "$build"
-  export LD_LIBRARY_PATH="${mpi:+$mpi/lib:}${LD_LIBRARY_PATH:-}"
   if source=$(cd "$source" && pwd); then
     build_nccl_tests >"$raw/build.txt" 2>&1 &
     build_pid=$!
   fi
 } ;; esac
 
-step needs 3 60 "$python" -c 'import importlib.util as u, sys
-names = "torch pytest pynvml msgspec typer rich yaml paramiko psutil ClusterShell hyperscan jinja2 zstandard".split()
+step needs 3 120 "$python" -c 'import importlib.util as u, sys
+names = "torch pytest hypothesis pynvml msgspec typer rich yaml paramiko psutil ClusterShell hyperscan jinja2 zstandard".split()
 missing = [name for name in names if u.find_spec(name) is None]
 import torch
+if "typer" not in missing:
+    import typer
+    if [int(part) for part in typer.__version__.split(".")[:2]] < [0, 28]:
+        missing.append("typer 0.28 (%s is here)" % typer.__version__)
 print("missing:", ", ".join(missing) or "nothing")
 print(sys.version, "torch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
 print("NCCL", torch.cuda.is_available() and torch.cuda.nccl.version())
 sys.exit(1 if missing or not torch.cuda.is_available() else 0)'
 step machine 1 40 sh -c "ip -br addr; ulimit -a; nvidia-smi topo -m; uname -r; nvidia-smi"
-step hardware 20 150 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_hardware_here.py -p no:cacheprovider
+step hardware 20 240 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_hardware_here.py -p no:cacheprovider
 step look 3 240 sh tests/gpu/look.sh "$python"
-step nccl 30 330 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_bench_nccl.py -p no:cacheprovider --durations=10
+step nccl 30 480 "$python" -m pytest -q --tb=short -rfEs -m gpu tests/gpu/test_bench_nccl.py -p no:cacheprovider --durations=10
 if [ -n "$build_pid" ]; then
   wait "$build_pid" || failed="$failed build"
   keep build
 fi
-step overhead 4 60 "$python" benchmarks/bench_overhead.py --backend nccl --sizes 64K:16M:x16 --limit 12
+# Blocks far longer than a turn of one of two ranks on the GPU.
+step overhead 4 100 "$python" benchmarks/bench_overhead.py --backend nccl --sizes 64K:16M:x16 --seconds 0.2 --limit 12
 if [ -x "$build/all_gather_perf" ] && [ -n "$mpi" ]; then
-  step beside-nccl-tests 6 150 "$python" benchmarks/bench_beside_nccl_tests.py "$build" \
-    --mpiexec "$mpi/bin/mpiexec" --sizes 1M,32M --rounds 2
+  export LD_LIBRARY_PATH="$mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  step beside-nccl-tests 6 220 "$python" benchmarks/bench_beside_nccl_tests.py "$build" \
+    --mpiexec "$mpi/bin/mpiexec" --sizes 1M,32M --rounds 2 --iters 20 --warmup 5
 elif [ -x "$build/all_gather_perf" ]; then
   step beside-nccl-tests 6 150 "$python" benchmarks/bench_beside_nccl_tests.py "$build" \
     --ranks 1 --collectives allgather --sizes 256M,1G

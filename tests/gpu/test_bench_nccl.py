@@ -67,8 +67,9 @@ def two_ranks() -> tuple[Collectives, Results]:
     from nccl_doctor.agent.collective.operations import OPERATIONS
 
     fact, results = run(
-        collectives=list(OPERATIONS), sizes=[1000, 65536, 4 << 20], modes=["in", "out"], iters=5, links=1 << 20
-    )
+        collectives=list(OPERATIONS), sizes=[1000, 65536, 4 << 20], modes=["in", "out"], iters=5, links=1 << 20,
+        budget_s=120.0,
+    )  # fmt: skip
     record("nccl-healthy", fact, "healthy", "Init COMPLETE")
     return fact, results
 
@@ -151,8 +152,8 @@ def test_under_torchrun() -> None:
         "json",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
-         "sh", "-c", inner, "bench", *options],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node",
+         "2", "--no-python", "sh", "-c", inner, "bench", *options],
         capture_output=True, text=True, timeout=200,
         env={**os.environ, **worlds.ON_ONE_GPU, "PYTHONPATH": pythonpath()}, cwd=ROOT,
     )  # fmt: skip
@@ -199,11 +200,13 @@ def test_out_of_memory_inside_nccl_ends_the_size_only() -> None:
             left = torch.cuda.mem_get_info(0)[0]
             hog.append(torch.empty(max(0, left - (264 << 20)), dtype=torch.uint8, device="cuda"))
 
-    # Several small sizes in between: time for the event to come here. All-to-all needs connections of its own.
+    # Several small sizes in between, of a second or more each however fast the ranks take turns on the GPU: time for the
+    # event to come here. All-to-all needs connections of its own.
     sizes = [1 << 10, 2 << 10, 4 << 10, 8 << 10]
     fact, results = run(
-        take_the_rest_guarded(take_the_rest), collectives=["allreduce", "alltoall"], sizes=sizes, iters=5000
-    )
+        on_event=take_the_rest_guarded(take_the_rest), collectives=["allreduce", "alltoall"], sizes=sizes, iters=0,
+        budget_s=16.0, max_iters=100_000,
+    )  # fmt: skip
     hog.clear()
     torch.cuda.empty_cache()
     if "out of memory" in outputs(fact) + str(results.skips):
@@ -254,10 +257,12 @@ def _signal_in_second_size(number: signal.Signals, victim: int) -> worlds.Events
     return on_event
 
 
+# Two ranks that take turns on one GPU need a tenth of a second for 64 MiB: with a smaller budget the size would be skipped.
+LONG: dict[str, Any] = {"sizes": [1024, 64 << 20], "iters": 1000, "limit_s": 20.0, "budget_s": 1000.0}
+
+
 def test_a_killed_peer_is_named() -> None:
-    fact, results = run(
-        on_event=_signal_in_second_size(signal.SIGKILL, 1), sizes=[1024, 64 << 20], iters=1000, limit_s=20.0
-    )
+    fact, results = run(on_event=_signal_in_second_size(signal.SIGKILL, 1), **LONG)
     record("nccl-peer-killed", fact, "net.peer-lost", "Connection closed by remote peer")
     (found,) = failures({"here": fact})
     assert found.id == "collectives.rank-died" and "SIGKILL" in found.title, outputs(fact)[-4000:]
@@ -265,7 +270,7 @@ def test_a_killed_peer_is_named() -> None:
 
 
 def test_a_stopped_peer_is_named() -> None:
-    fact, _ = run(on_event=_signal_in_second_size(signal.SIGSTOP, 1), sizes=[1024, 64 << 20], iters=1000, limit_s=20.0)
+    fact, _ = run(on_event=_signal_in_second_size(signal.SIGSTOP, 1), **LONG)
     record("nccl-peer-stopped", fact, "app.straggler-timeout", "")
     (found,) = failures({"here": fact})
     assert found.id == "collectives.rank-stopped" and [place.rank for place in found.places] == [1]

@@ -6,6 +6,7 @@ it becomes a test that runs everywhere. What a container or sandbox hides makes 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -19,13 +20,13 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.agent.containers import GVISOR
 from nccl_doctor.facts import bundle as bundles
 from nccl_doctor.facts.gpu import GpuDevice, GpuFact
 from nccl_doctor.facts.gpu_models import find
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.facts.topology_matrix import parse as parse_matrix
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.gpu import GVISOR
 from nccl_doctor.rules.judge import judge
 from tests.gpu import recording
 from tests.tools import smi_query
@@ -37,7 +38,7 @@ STAGES = ("gpu", "topology", "infiniband")
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of a check of this machine; recorded, too, where that was asked for."""
+    """The bundle of a check of this machine."""
     path = tmp_path_factory.mktemp("gpu") / "this-machine.ndb"
     stages = [word for stage in STAGES for word in ("--stage", stage)]
     done = subprocess.run(
@@ -46,11 +47,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=300,
         cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))),
     )
     assert done.returncode in (0, 4, 11), done.stderr + done.stdout
-    if directory := os.environ.get("NCCL_DOCTOR_RECORD"):
-        recording.record(bundles.read(path), Path(directory))
     return path
 
 
@@ -61,7 +60,8 @@ def probes(saved: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def gpus(probes: dict[str, Any]) -> GpuFact:
-    return probes["gpu"].fact(GpuFact)
+    fact: GpuFact = probes["gpu"].fact(GpuFact)
+    return fact
 
 
 def smi(*arguments: str) -> str:
@@ -73,6 +73,21 @@ def smi(*arguments: str) -> str:
     if done.returncode:
         pytest.skip(f"nvidia-smi {' '.join(arguments)}: exit status {done.returncode}: {done.stdout + done.stderr}")
     return done.stdout
+
+
+def test_the_recording_is_whole(saved: Path, tmp_path: Path) -> None:
+    """It is readable, gives the same findings, and holds nothing that names this machine. First, as it is what remains."""
+    bundle = bundles.read(saved)
+    target = Path(os.environ.get("NCCL_DOCTOR_RECORD") or tmp_path)
+    recording.record(bundle, target)
+    again = bundles.read(target / "machine.ndb")
+    assert {item.id for item in judge(again).findings} == {item.id for item in judge(bundle).findings}
+    names = [text for gpu in bundle.hosts[0].probes["gpu"].fact(GpuFact).gpus
+             for text in (gpu.uuid, gpu.serial) if text and text.strip("0")]  # fmt: skip
+    written = gzip.decompress((target / "machine.ndb").read_bytes()).decode() + (target / "tools.json").read_text()
+    assert not [name for name in names if name in written]
+    with tarfile.open(target / "tree.tar.gz") as archive:
+        assert "proc/cpuinfo" in archive.getnames()
 
 
 def test_nvml_answers_in_time(gpus: GpuFact) -> None:
@@ -146,9 +161,19 @@ SAME: dict[str, Callable[[GpuDevice], Any]] = {
 }
 
 
+@pytest.fixture(scope="session")
+def printed() -> dict[str, tuple[str, ...]]:
+    """Each field's values by nvidia-smi, all by one call: where nothing keeps the driver up, each one starts it anew.
+    None where the driver lacks a field, which then refuses all."""
+    with contextlib.suppress(pytest.skip.Exception):
+        lines = smi("--query-gpu=" + ",".join(SAME), "--format=csv,noheader,nounits").splitlines()
+        return dict(zip(SAME, zip(*(line.split(", ") for line in lines), strict=True), strict=True))
+    return {}
+
+
 @pytest.mark.parametrize("field", SAME)
-def test_nvidia_smi_has_the_same(field: str, gpus: GpuFact) -> None:
-    lines = smi(f"--query-gpu={field}", "--format=csv,noheader,nounits").splitlines()
+def test_nvidia_smi_has_the_same(field: str, gpus: GpuFact, printed: dict[str, tuple[str, ...]]) -> None:
+    lines = printed.get(field) or smi(f"--query-gpu={field}", "--format=csv,noheader,nounits").splitlines()
     for gpu, line in zip(gpus.gpus, lines, strict=True):
         mine, text = SAME[field](gpu), line.strip()
         if mine is None or text.startswith("["):  # [N/A], [Not Supported], [Insufficient Permissions]
@@ -204,17 +229,3 @@ def test_one_gpu_alone_is_not_blamed(saved: Path, gpus: GpuFact) -> None:
     fails = [item for item in judge(bundles.read(saved)).findings if item.severity is Severity.FAIL]
     about = ("gpu.nvlink", "gpu.fabric-manager", "gpu.not-visible", "topology")
     assert [(item.id, item.evidence) for item in fails if item.id.startswith(about)] == []
-
-
-def test_the_recording_is_whole(saved: Path, tmp_path: Path) -> None:
-    """It is readable, gives the same findings, and holds nothing that names this machine."""
-    bundle = bundles.read(saved)
-    recording.record(bundle, tmp_path)
-    again = bundles.read(tmp_path / "machine.ndb")
-    assert {item.id for item in judge(again).findings} == {item.id for item in judge(bundle).findings}
-    names = [text for gpu in bundle.hosts[0].probes["gpu"].fact(GpuFact).gpus
-             for text in (gpu.uuid, gpu.serial) if text and text.strip("0")]  # fmt: skip
-    written = gzip.decompress((tmp_path / "machine.ndb").read_bytes()).decode() + (tmp_path / "tools.json").read_text()
-    assert not [name for name in names if name in written]
-    with tarfile.open(tmp_path / "tree.tar.gz") as archive:
-        assert "proc/cpuinfo" in archive.getnames()

@@ -6,6 +6,8 @@ runs over its network transport: sockets over this machine's interfaces.
 
 from __future__ import annotations
 
+import functools
+import ipaddress
 import os
 import re
 import shutil
@@ -32,6 +34,7 @@ ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 Events = Callable[[dict[str, Any]], None]
 
 
+@functools.cache  # where nothing keeps the driver up, each call of nvidia-smi starts it anew
 def gpus() -> int:
     """GPUs of this machine, by nvidia-smi."""
     if not shutil.which("nvidia-smi"):
@@ -96,7 +99,10 @@ def record(name: str, fact: Collectives, cause: str, evidence: str) -> None:
 def neutral(text: str) -> str:
     """A log without secrets, and without this machine's name, addresses, paths and ids of its hardware."""
     text = redact_text(text)
-    text = text.replace(sys.prefix, "/opt/python").replace(sys.base_prefix, "/opt/python3").replace(str(ROOT), "/srv")
+    for place, name in ((sys.prefix, "/opt/python"), (sys.base_prefix, "/opt/python3"), (str(ROOT), "/srv")):
+        text = (
+            text if place in ("/", "/usr", "/usr/local") else text.replace(place, name)
+        )  # those hold more than Python
     for name in {socket.gethostname(), socket.getfqdn()}:
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", "node01", text)
     text = re.sub(r"(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{27}", "GPU-00000000-0000-0000-0000-000000000000", text)
@@ -108,5 +114,15 @@ def neutral(text: str) -> str:
             return found
         return numbers.setdefault(found, f"10.0.0.{len(numbers) + 1}")
 
+    def address6(match: re.Match[str]) -> str:
+        found = match.group(0)
+        try:
+            packed = ipaddress.IPv6Address(found).packed
+        except ValueError:
+            return found  # a time, a PCI address
+        usual = packed[:14] == bytes(14) or found == "fe80::1"  # ::, ::1, and the one from above
+        return found if usual else numbers.setdefault(found, f"2001:db8::{len(numbers) + 1}")
+
     text = re.sub(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", address, text)
-    return re.sub(r"\bfe80::[0-9a-f:]+", "fe80::1", text)
+    text = re.sub(r"\bfe80::[0-9a-f:]+", "fe80::1", text)
+    return re.sub(r"(?<![\w:.])[0-9a-fA-F]{1,4}:[0-9a-fA-F:]{1,34}(?![\w:])", address6, text)

@@ -429,7 +429,8 @@ topo) cat {self.directory}/smi.topo;;
 nvlink) cat {self.directory}/smi.nvlink;;
 -q) cat {self.directory}/smi.query;;
 --query-gpu=pci.bus_id,*) cat {self.directory}/smi.gpus;;
---query-gpu=*) exec cat "{self.directory}/smi.fields/${{1#--query-gpu=}}";;
+--query-gpu=*) IFS=,; cd "{self.directory}/smi.fields" && found=$(paste -d, ${{1#--query-gpu=}}) || exit 2
+  echo "$found" | sed 's/,/, /g';;
 *) echo "this stub does not know $*"; exit 2;;
 esac
 """

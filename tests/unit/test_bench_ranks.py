@@ -110,6 +110,7 @@ def test_a_ranks_environment_has_one_launcher_and_the_whole_log_of_nccl() -> Non
     found = rank_environment(theirs, {"NCCL_IB_HCA": "mlx5"})
     assert not {"RANK", "OMPI_COMM_WORLD_SIZE"} & set(found)
     assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,BOOTSTRAP,ENV")
+    assert found["NCCL_DEBUG_FILE"] == "/proc/self/fd/2"  # /dev/stderr is not there everywhere
     assert (found["PATH"], found["NCCL_IB_HCA"]) == ("/bin", "mlx5")
 
 

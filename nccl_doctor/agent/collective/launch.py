@@ -69,6 +69,8 @@ importlib.import_module(job["module"]).main(job)
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
+# Not /dev/stderr, which udev makes: where it is missing (a bare /dev), NCCL would create a file of that name.
+LOG_FILE = "/proc/self/fd/2"
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV"  # what NCCL logs by itself; said, or an nccl.conf that narrows it would hide the path
 KEEP_BYTES = 96 << 10  # of each rank's output: this much of its beginning, and as much of its end
 STACKS_S = 3.0
@@ -147,7 +149,7 @@ def rank_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> Dict[
     env.setdefault("NCCL_DEBUG", "INFO")
     if env["NCCL_DEBUG"].upper() not in ("INFO", "TRACE"):
         env["NCCL_DEBUG"] = "INFO"  # the path is read from this log
-    env["NCCL_DEBUG_FILE"] = "/dev/stderr"
+    env["NCCL_DEBUG_FILE"] = LOG_FILE
     env["NCCL_DEBUG_SUBSYS"] = SUBSYSTEMS
     env["PYTHONUNBUFFERED"] = "1"
     env.update(extra)
