@@ -123,10 +123,13 @@ def _measured(facts: Mapping[str, Collectives], others: Sequence[str]) -> Iterat
     used = sorted({item.interface or "?" for path in events(facts, Path) for item in path.connections})
     over = f" over {', '.join(used)}" if used else ""
     by = f"; with {few(others)}, not with the Python that was examined" if others else ""
+    done = f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over}"
+    if fact.world == 1:  # the one GPU of the one host
+        done = f"{fact.backend} starts and its answers are right; one rank alone communicated with nobody"
     yield finding(
         "collectives.measured",
         Severity.INFO,
-        f"all-reduce and all-gather work: {fact.world} ranks, {fact.backend}{over} ({fact.backend_why}){by}",
+        f"{done} ({fact.backend_why}){by}",
         evidence,
         hosts=sorted(facts),
     )

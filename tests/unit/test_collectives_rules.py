@@ -339,6 +339,13 @@ def test_a_run_without_an_error_has_passed_only_with_what_it_measured(
     assert all(item.severity is Severity.INFO for item in result.findings)
 
 
+def test_one_rank_alone_is_not_told_to_have_communicated() -> None:
+    alone = tuple({**event, "rank_means_us": [1.0], "wrong": [0]} for event in BOTH)
+    facts = world(end(0, "end", **FINISHED), events=alone)
+    (note,) = short_run(bundle(h0=ok(facts["h0"]))).findings
+    assert "nobody" in note.title and "work" not in note.title
+
+
 def test_a_host_without_torch_is_unknown_never_passed() -> None:
     facts = world(*WELL, events=BOTH)
     absent = ProbeResult(Outcome.TOOL_MISSING, None, "no torch in /usr/bin/python3; name the Python with --python")
