@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -11,7 +12,7 @@ from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import tables
 from nccl_doctor.explain.hang import WORK
-from nccl_doctor.explain.lines import in_order, later, shape
+from nccl_doctor.explain.lines import in_order, later, place, shape, shortened
 from nccl_doctor.explain.model import Hit, Role
 
 
@@ -54,10 +55,10 @@ def cured_by_a_setting(case: Case) -> Iterable[Candidate]:
             value = hit.groups["value"].strip(" .,;:)'\"")
             before = _failed_before(case, cure, hit) if re.fullmatch(cure.value, value) else []
             after = _well_after(case, hit) if before else []
-            for place, cause in enumerate((cure.cause, *cure.or_else) if after else ()):
+            for nth, cause in enumerate((cure.cause, *cure.or_else) if after else ()):
                 title = f"it went well once {name}={value} was set"
                 proof = [hit, *before[:3], after[0]]
-                yield Candidate(cause, 0.55 - 0.02 * place if cure.or_else else 0.8, title, proof, cured=True)
+                yield Candidate(cause, 0.55 - 0.02 * nth if cure.or_else else 0.8, title, proof, cured=True)
             if after:
                 break
 
@@ -122,6 +123,43 @@ def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "sw.nccl-bug", 0.72, "it works with another release of NCCL", [*hits[:3], *before[:2]], cured=True
         )
+
+
+# What a container was given at last, and what it lacked before: the first that fits.
+_GIVEN = (
+    (re.compile(r"--shm-size|--ipc\b|/dev/shm"), "sys.shm"),
+    (re.compile(r"memlock"), "ib.memlock"),
+    (re.compile(r"nofile"), "sys.nofile"),
+    (re.compile(r"nproc|pids-limit"), "sys.threads"),
+    (re.compile(r"infiniband|/dev/uverbs"), "ib.device-not-found"),
+    (re.compile(r"imex"), "gpu.imex"),
+    (re.compile(r"--gpus|--runtime|--nv\b|/dev/nvidia"), "gpu.not-visible"),
+    (re.compile(r"--cap-add|--privileged|--security-opt|--pid\b|--device|/sys\b"), "sys.container"),
+)
+_OPTION = re.compile(r"(?<!\S)(-{1,2}[a-z][a-z-]*)(?:[= ](?!-)([^\s=]+(?:=\S+)?))?")
+
+
+@diagnosis
+def cured_by_what_a_container_was_given(case: Case) -> Iterable[Candidate]:
+    """A container was started, and its program failed or hung; it was started again with more, and all went well."""
+    for one, other in itertools.pairwise(case.hits("container-command")):
+        before, after = (dict.fromkeys(_OPTION.findall(hit.text)) for hit in (one, other))
+        more = " ".join(" ".join(option) for option in after if option not in before).strip()
+        cause = next((cause for pattern, cause in _GIVEN if pattern.search(more)), "")
+        if (
+            not cause
+            or one.file != other.file
+            or any(option not in after for option in before if option[0] != "--name")
+        ):
+            continue
+        last = max(case.hits("container-command"), key=place)
+        wrong = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
+        between = [hit for hit in wrong if later(hit, one) and later(other, hit)]
+        well = [hit for hit in _lines(case, WORK) if later(hit, other)]
+        stood = not any(later(hit, one) and later(other, hit) for hit in _lines(case, WORK))
+        if last == other and well and (between or stood) and not any(later(hit, other) for hit in wrong):
+            title = f"it went well once the container was started with {shortened(more, 60)}"
+            yield Candidate(cause, 0.78, title, [other, *between[:3], well[-1], one], cured=True)
 
 
 _FASTER = 2.0  # times: no noise of a benchmark

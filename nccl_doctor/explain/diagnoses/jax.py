@@ -41,13 +41,14 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         )
     else:
         rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
-        silent = any(
-            _GONE.search(hit.text) for hit in case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
-        )
+        # What is said of the service after the time-out tells that this ended it.
+        told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
+        silent = any(_GONE.search(hit.text) and not later(hit, hits[0]) for hit in told)
         late = [] if silent else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
-            title += f": {', '.join(_TASK.findall(hit.text)[0] for hit in late[:4])} did not, and none of its heartbeats is missed"
+            missed = dict.fromkeys(_TASK.findall(hit.text)[0] for hit in late)
+            title += f": {', '.join(list(missed)[:4])} did not, and none of its heartbeats is missed"
         yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 
 

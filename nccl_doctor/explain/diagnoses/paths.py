@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
 from nccl_doctor.explain.diagnoses.speed import communication_complaints
 from nccl_doctor.explain.hang import SIGINT
-from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 
@@ -99,6 +99,7 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
             yield Candidate("env.bad-nccl-var", strength, title, proof, hosts=hosts_of(forbidden), slows=True)
 
 
+_SOME_ROWS = 3
 _TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
 _READABLE = 10.0  # tokens a second for each request: a reader's pace, which a model in one host leaves far behind
 
@@ -118,6 +119,23 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
         title = f"tensor parallelism goes over TCP sockets between hosts: {rates[-1][0]:.1f} tokens/s for each request"
         proof = [*spread[:1], *case.sockets[:2], *(hit for _, hit in rates[-2:]), *case.hits("link-speed")[:1]]
         yield Candidate("net.slow", 0.66, title, proof)
+
+
+_KV_SLOW = 1250.0  # MB/s: ten-gigabit Ethernet, which nobody buys for this; hundreds of gigabits carry 10,000 and more
+
+
+@diagnosis
+def caches_come_slowly(case: Case) -> Iterable[Candidate]:
+    """vLLM's decode instance waits for KV caches that reach it at less than ten-gigabit Ethernet's rate, most of the time."""
+    rates = [
+        (float(hit.groups["rate"]), hit) for hit in in_order((*case.hits("kv-transfer"), *case.lasts("kv-transfer")))
+    ]
+    slow = [hit for rate, hit in rates if 0 < rate < _KV_SLOW]
+    over = case.hits("ucx-over-tcp")
+    if len(slow) >= _SOME_ROWS and 2 * len(slow) > len(rates):
+        title = f"KV caches reach the decode instance at {slow[-1].groups['rate']} MB/s"
+        title += f": UCX goes over TCP ({over[0].groups['interface'].strip('()')})" if over else ""
+        yield Candidate("net.slow", 0.72 if over else 0.56, title, [slow[-1], *over[:2], slow[0]], slows=True)
 
 
 @diagnosis

@@ -548,6 +548,16 @@ says(
     pattern=_NODES_HEADING,
 )
 says(
+    "container-command",
+    "docker run ",
+    "podman run ",
+    "nerdctl run ",
+    "apptainer exec ",
+    "singularity exec ",
+    every=True,
+    why="The command that started a container, with what it was given.",
+)
+says(
     "nodes-in-command",
     "NNODES=",
     "--nnodes",

@@ -404,6 +404,17 @@ says(
     why="ENOMEM of an endpoint or a registration is a limit of the adapter's memory (ulimit -l, vm.nr_hugepages; EFA takes huge pages), not of the host's.",
     where=lambda groups, line: groups["code"] == "12" and _FABRIC_CALL.search(line) is not None,
 )
+_LINK_LOCAL = re.compile(r"\bdgid=fe80:.*\bsgid_index=\d")
+says(
+    "ucx-link-local",
+    "ibv_create_ah({what}) failed",
+    "ibv_create_ah({what}) for {way} failed",
+    cause="ib.gid-index",
+    strength=0.82,
+    title="UCX takes the link-local GID of a RoCE port, which does not lead to the peer",
+    why="An address handle towards fe80:: on Ethernet: index 0 or 1 of the GID table. UCX_IB_GID_INDEX, or the choice of UCX without it, has to be the RoCE v2 entry with the IPv4 address.",
+    where=lambda groups, line: _LINK_LOCAL.search(line) is not None,
+)
 says(
     "ucx-verbs",
     "ibv_modify_qp({what}) failed",
@@ -418,7 +429,7 @@ says(
     strength=0.76,
     title="UCX cannot set up a queue pair of the adapter",
     why="Verbs or the adapter's firmware refused a queue pair, what belongs to it or an address handle: the port's state, its GID, the fabric's route, the partition key, or DEVX that the adapter, its driver or a container does not admit.",
-    where=lambda groups, line: "Cannot allocate memory" not in line,
+    where=lambda groups, line: "Cannot allocate memory" not in line and not _LINK_LOCAL.search(line),
 )
 says(
     "ucx-cuda-ipc",

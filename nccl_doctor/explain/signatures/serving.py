@@ -12,6 +12,16 @@ from nccl_doctor.explain.signatures import says
 
 # --- key-value caches that move between the hosts of a serving engine
 says(
+    "kv-transfer",
+    "KV Transfer metrics: {}Throughput (MB/s)={rate:num}",
+    why="How fast vLLM's decode instances got the KV caches that others had computed.",
+)
+says(
+    "ucx-over-tcp",
+    "inter-node cfg#{number:int} {lanes}(tcp/{interface:word}",
+    why="UCX tells over which devices it reaches another host: a TCP interface.",
+)
+says(
     "kv-peer-lost",
     "Failed to get kvcache from prefill instance",
     "osing connection with prefill instance",

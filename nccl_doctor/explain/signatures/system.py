@@ -406,6 +406,14 @@ says(
     ),
 )
 says(
+    "part-of-another-rank",
+    "No such file or directory: '{directory}/part_{rank:int}.pkl'",
+    cause="sys.clock-or-dns-or-fs",
+    strength=0.88,
+    title="rank 0 does not find what rank {rank} wrote: the directory is not shared by the hosts",
+    why="OpenMMLab's collect_results_cpu gathers through files: work_dir (or tmpdir) has to be one directory of all hosts; gpu_collect=True does without.",
+)
+says(
     "build-lock",
     "Lock file exists in build directory: '{path}'",
     role=Role.SYMPTOM,
