@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import by_file, place, shape
 from nccl_doctor.explain.logs import Logs
@@ -27,18 +29,24 @@ def slowed(logs: Logs) -> bool:
     return any(_slower([hit.text for hit in hits]) for hits in told)
 
 
+@functools.lru_cache(maxsize=1)  # the verdict asks as well
 def slower_steps(logs: Logs) -> list[Hit]:
     """A first step and the last ones, of one shape, where all of the last took far longer, and about the same time."""
+    tails: dict[str, list[tuple[float, Hit]]] = {}
     for first in logs.hits("progress"):
         pace, tail = _pace(first.text), logs.summary.tails.get(first.file, [])
         if not pace or not tail or first.line >= tail[0].line:
             continue
+        if first.file not in tails:
+            tails[first.file] = [(_pace(hit.text), hit) for hit in tail]
+        if len([hit for its, hit in tails[first.file] if its > _SLOWED * pace]) < _STEADY:
+            continue
         alike = shape(first.text)
-        last = [hit for hit in tail if shape(hit.text) == alike]
-        paces = [_pace(hit.text) for hit in last]
+        last = [(its, hit) for its, hit in tails[first.file] if shape(hit.text) == alike]
+        paces = [its for its, _ in last]
         slow = len(last) >= _STEADY and _SLOWED * max(pace, max(paces) / _SLOWED**2) < min(paces)
-        if slow and not any(did_more(first.text, hit.text) for hit in last):
-            return [first, *last]
+        if slow and not any(did_more(first.text, hit.text) for _, hit in last):
+            return [first, *(hit for _, hit in last)]
     return []
 
 
