@@ -18,6 +18,7 @@ END = 16  # characters: what hosts say one after the other in the same words is 
 SHORTER = 8  # prose that is broken between words has as many lines that are up to a word shorter
 COLUMNS = 3  # gaps within a line: more make it a table's row, which ends where its last column does
 _GAP = re.compile(r"\S {2,}(?=\S)")
+_OF_UCX = re.compile(r"\[\d{6,}\.\d+\] \[")  # it sets its words in columns, and a message behind them
 _DIGITS = re.compile(r"\d+")
 
 
@@ -41,7 +42,7 @@ def _unpadded(line: str, width: int) -> str:
 
 
 def _is_row(line: str) -> bool:
-    return len(_GAP.findall(line)) >= COLUMNS
+    return len(_GAP.findall(line)) >= COLUMNS and not _OF_UCX.match(line)
 
 
 def _beginning(line: str) -> str:
@@ -52,7 +53,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     """How the text that begins with these bytes was broken; None: it was not.
 
     No line is longer than the full ones, and few are nearly as long. Most of the full ones, but for rows of tables, are followed
-    by what no other line begins with, and a third of these at least break inside a word; encoded data, which has no words,
+    by what no other line begins with, and a quarter of these at least break inside a word; encoded data, which has no words,
     does not.
     """
     text = head[:LOOKED_AT].decode("utf-8", "replace").split("\n")
@@ -74,7 +75,7 @@ def wrapping(head: bytes) -> Wrapping | None:
     inside = [(line, following) for line, following in broken if _inside_a_word(line, following)]
     lines_differ, rests_differ = ({_DIGITS.sub("0", pair[at]) for pair in inside} for at in (0, 1))
     several = min(len(lines_differ), len(rests_differ)) >= INSIDE_WORDS
-    fits = several and 3 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
+    fits = several and 4 * len(inside) >= len(broken) and 5 * len(broken) >= 4 * len(full)
     return found if fits else None
 
 

@@ -147,3 +147,27 @@ def test_a_line_without_end_is_joined_up_to_what_is_looked_at() -> None:
     text = "".join(row[at % 26 :] + row[: at % 26] + "\n" for at in range(100_000))
     assert max(map(len, b"".join(joined([text.encode()])).split(b"\n"))) < 10_000
     assert scan(LogSource("x.log", text)).lines == 100_000
+
+
+def test_what_ucx_says_in_columns_is_joined() -> None:
+    rows = (
+        "[1772537000.{n}05078] [decode-0:1313:1]     ib_mlx5_log.c:171  UCX  ERROR Transport retry count exceeded on mlx5_6:1/RoCE "
+        "(synd 0x15 vend 0x81 hw_synd 0/0)\n[1772537000.{n}26112] [decode-0:1313:0]          ucp_mm.c:81   UCX  ERROR failed to "
+        "register address 0x7f724a{n}00000 (cuda) length 1073741824 on md[{n}]=mlx5_0: Input/output error (md supports: host)\n"
+    )
+    whole = "".join(rows.format(n=n) for n in range(1, 9))
+    assert [
+        line for line in b"".join(joined([at(80, whole).encode()])).decode().split("\n") if line
+    ] == whole.splitlines()
+
+
+@pytest.mark.parametrize(("within", "are_joined"), [(2, True), (1, False)])
+def test_a_quarter_of_the_breaks_within_words_tells_a_terminal(within: int, are_joined: bool) -> None:
+    """NCCL writes many brackets and colons: of its lines fewer break inside a word than of prose."""
+    ends = ("peer", "distance")[:within]
+    heads = [f"vm-h200-0{n}:105061:10532{n} [{n}] NCCL INFO NET/IB : ".ljust(79, ".") for n in range(8)]
+    whole = "".join(
+        f"{head[:-1]} {end[0]}{end[1:]} {n}\n" for n, (head, end) in enumerate(zip(heads, ends, strict=False))
+    )
+    whole += "".join(f"{head}]/{'abcdefgh'[n]}{n} [RO]\n" for n, head in enumerate(heads[within:], within))
+    assert (b"".join(joined([at(80, whole).encode()])).decode().replace("\n\n", "\n") == whole) is are_joined
