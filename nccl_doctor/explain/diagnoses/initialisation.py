@@ -168,11 +168,12 @@ def _alone(row: Hit) -> str:
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
 
-    Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    Only one process of a job prints the list. Where results or errors stand between two lists, these are runs one after the other.
     Without the lists it is told by the same result twice in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
-    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
+    # Where results or a failure stand between two lists, the first run was over.
+    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average", "nccl-warn", "nccl-error-text")]
     together = [
         (one, other)
         for one, other in itertools.pairwise(firsts)

@@ -76,6 +76,23 @@ def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
         yield Candidate("env.bad-nccl-var", 0.76, title, [*off, *channels[:2], *told], hosts=hosts_of(off), slows=True)
 
 
+@diagnosis
+def network_held_back(case: Case) -> Iterable[Candidate]:
+    """A variable leaves NCCL one or two channels, or the protocol for small messages, and the job of several hosts is told to be
+    slower than another one."""
+    held, told = _set_to(case, _SLOW_LINKS), communication_complaints(case)
+    if held and told and case.between_hosts:
+        names = " and ".join(sorted({f"{hit.groups['name']}={case.value(hit.groups['name'])}" for hit in held}))
+        firsts = list({hit.groups["name"]: hit for hit in reversed(held)}.values())
+        yield Candidate(
+            "env.bad-nccl-var",
+            0.7,
+            f"{names}: too few channels, or the wrong protocol, for large messages",
+            [*firsts, *told[:2]],
+            slows=True,
+        )
+
+
 _FORBIDS = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))
 
 
