@@ -43,7 +43,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
         # What is said of the service after the time-out tells that this ended it.
         told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
-        silent = any(_GONE.search(hit.text) and not later(hit, hits[0]) for hit in told)
+        silent = any(_GONE.search(hit.text) and not any(later(hit, one) for one in hits) for hit in told)
         late = [] if silent else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
