@@ -164,6 +164,16 @@ def _alone(row: Hit) -> str:
     return " ".join(row.groups["test"].split())
 
 
+def _of_a_host_each(one: Hit, other: Hit) -> bool:
+    """Whether pdsh and the like pass on what two hosts tell of themselves: they were tested each for itself."""
+    return one.host == one.groups["host"] != other.groups["host"] == other.host
+
+
+def _host(told: Hit) -> str:
+    """The host that a line of nccl-tests' list names; its rows name none."""
+    return told.groups.get("host", "")
+
+
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
@@ -178,6 +188,7 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
         for one, other in itertools.pairwise(firsts)
         if one.file == other.file
         and one.groups["pid"] != other.groups["pid"]
+        and not _of_a_host_each(one, other)
         and not any(one.line < line < other.line for line in rows)
     ]
     ends = [hit.line for hit in case.hits("busbw-average")]
@@ -190,8 +201,12 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     ]
     if together:
         title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
-        # That each came to its end makes it no better: what was to be measured was not.
-        yield Candidate("launch.world-size", 0.86, title, [*itertools.chain(*together)], final=True, slows=True)
+        # That each came to its end makes it no better: what was to be measured was not. Without MPI somebody may have started a test
+        # on each host in the background.
+        alone = len(firsts) == len(case.hits("tests-device"))  # a test over one GPU measures nothing
+        meant = alone or case.has("under-mpi") or any(_host(one) == _host(other) for one, other in together)
+        strength = 0.86 if meant else 0.46
+        yield Candidate("launch.world-size", strength, title, [*itertools.chain(*together)], final=True, slows=True)
 
 
 IF_IT_HANGS = 0.22  # nothing says that it does

@@ -12,6 +12,9 @@ from nccl_doctor.explain.lines import later, speakers
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
+_MISSED = re.compile(
+    r"heartbeat timeout|stopped sending heartbeats"
+)  # then its heartbeats were missed, whenever it is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
 
 
@@ -43,7 +46,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
         # What is said of the service after the time-out tells that this ended it.
         told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
-        silent = any(_GONE.search(hit.text) and not later(hit, hits[0]) for hit in told)
+        silent = any(_GONE.search(hit.text) and (not later(hit, hits[0]) or _MISSED.search(hit.text)) for hit in told)
         late = [] if silent else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:

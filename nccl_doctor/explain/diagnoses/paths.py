@@ -68,8 +68,10 @@ def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
     off = [hit for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") for hit in _set_to(case, {name: ("1",)})[:1]]
     channels = case.hits("channel-net")
     stopped = [hit for hit in case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
-    told = [*communication_complaints(case)[:2], *stopped[:1]]
-    if len(off) == 2 and channels and told and len(hosts_of(case.hits("bootstrap-using"))) == 1:
+    in_loader = any("torch/utils/data/" in frame for item in case.summary.tracebacks for frame in item.frames)
+    told = [*communication_complaints(case)[:2], *([] if in_loader else stopped[:1])]
+    one_host = case.nodes == 1 and len(hosts_of(case.hits("bootstrap-using"))) == 1
+    if len(off) == 2 and channels and told and one_host:
         title = (
             "the GPUs of one host talk over the network: NCCL_P2P_DISABLE and NCCL_SHM_DISABLE leave them no other way"
         )
@@ -121,16 +123,23 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.66, title, proof)
 
 
+_XFER = re.compile(r"Avg xfer time \(ms\)=(\d+(?:\.\d+)?)")
+_NOTICED = 500.0  # ms: what who waits for the first word notices; small caches come in less, whatever the rate
 _KV_SLOW = 1250.0  # MB/s: ten-gigabit Ethernet, which nobody buys for this; hundreds of gigabits carry 10,000 and more
+
+
+def _took_long(hit: Hit) -> bool:
+    found = _XFER.search(hit.text)
+    return found is not None and float(found[1]) >= _NOTICED
 
 
 @diagnosis
 def caches_come_slowly(case: Case) -> Iterable[Candidate]:
-    """vLLM's decode instance waits for KV caches that reach it at less than ten-gigabit Ethernet's rate, most of the time."""
+    """vLLM's decode instance waits long for KV caches, which reach it at less than ten-gigabit Ethernet's rate, most of the time."""
     rates = [
         (float(hit.groups["rate"]), hit) for hit in in_order((*case.hits("kv-transfer"), *case.lasts("kv-transfer")))
     ]
-    slow = [hit for rate, hit in rates if 0 < rate < _KV_SLOW]
+    slow = [hit for rate, hit in rates if 0 < rate < _KV_SLOW and _took_long(hit)]
     over = case.hits("ucx-over-tcp")
     if len(slow) >= _SOME_ROWS and 2 * len(slow) > len(rates):
         title = f"KV caches reach the decode instance at {slow[-1].groups['rate']} MB/s"

@@ -228,11 +228,15 @@ def several_masters(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPUS_WANTED = re.compile(r"'GPU': (\d+(?:\.\d+)?)")
+
+
 @diagnosis
 def ray_asked_for_another_address(case: Case) -> Iterable[Candidate]:
     """vLLM asks Ray for a place on its own node, by an address by which Ray knows none: no GPU is taken, and none is given."""
     asked, free = case.hits("ray-node-asked"), case.hits("ray-gpus-free")
-    if case.has("ray-too-small") and asked and free:
+    wanted = max((sum(float(number) for number in _GPUS_WANTED.findall(hit.text)) for hit in asked), default=0.0)
+    if case.has("ray-too-small") and asked and free and wanted <= float(free[0].groups["gpus"]):
         address = asked[0].groups["address"].strip("'")
         title = f"Ray knows no node by the address {address} that is asked for; its GPUs are free"
         own = [hit for hit in case.hits("vllm-host-ip") if address in hit.text]
@@ -241,10 +245,17 @@ def ray_asked_for_another_address(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def coordinators_differ(case: Case) -> Iterable[Candidate]:
-    """JAX's processes look for their coordinator at different addresses: those with the wrong one never register."""
+    """JAX's processes look for their coordinator at different addresses: those with the wrong one never register.
+
+    A name and an address may be the same, and who tells two of them was started again.
+    """
     told: dict[str, list[Hit]] = {}
+    addresses: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for hit in case.hits("jax-coordinator"):
         told.setdefault(hit.groups["address"], []).append(hit)
+        addresses[hit.file, hit.rank, hit.host, hit.text.split(None, 1)[0]].add(hit.groups["address"])
+    if any(len(own) > 1 for own in addresses.values()) or len({one[:1].isdigit() for one in told}) > 1:
+        return
     late = case.hits("jax-registration", "jax-register-call", "coordination-service")
     if len(told) > 1 and late:
         groups = sorted(told.values(), key=len)

@@ -1850,3 +1850,33 @@ def test_who_came_to_the_monitored_barrier_was_not_busy() -> None:
     found = analyse([LogSource("job.log", log.encode())])
     assert found.verdict is Verdict.UNDECIDED
     assert "busy" not in found.sentence
+
+
+def _listed(host: str, pid: int) -> str:
+    return "".join(
+        f"#  Rank  {n} Group  0 Pid {pid:>6} on {host:>10} device  {n} [0x1f] NVIDIA H800\n" for n in range(2)
+    )
+
+
+_ROW = "  1073741824     268435456     float     sum      -1   11046.7   97.20   97.20      0   11046.7   97.20   97.20      0\n"
+_PART = "FileNotFoundError: [Errno 2] No such file or directory: '/w/.eval_hook/part_3.pkl'\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "sure"), [("", False), ("$ mpirun -np 2 -H hw14,hw15 all_reduce_perf -g 2\n", True)]
+)
+def test_tests_of_two_hosts_may_be_meant_to_be_two(command: str, sure: bool) -> None:
+    ends = 2 * f"{_ROW}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 97.2\n"
+    found = explain_text(command + _listed("hw14", 798) + _listed("hw15", 791) + ends)
+    assert (found.verdict is Verdict.CAUSE_FOUND) is sure
+    assert found.causes[0].id == "launch.world-size"
+
+
+@pytest.mark.parametrize(
+    ("command", "sure"), [("", True), ("$ torchrun --standalone --nproc_per_node=4 train.py\n", False)]
+)
+def test_ranks_of_one_host_share_its_directories(command: str, sure: bool) -> None:
+    found = explain_text(
+        f'{command}Traceback (most recent call last):\n  File "train.py", line 2, in <module>\n{_PART}'
+    )
+    assert (found.verdict is Verdict.CAUSE_FOUND) is sure
