@@ -16,6 +16,7 @@ QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
+_OF_SEVERAL = re.compile(r"\(exitcode: -?\d+\) local_rank: [1-9]")  # of what torchrun started under this label
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -42,7 +43,9 @@ class Kept:
         line = prefix.parse(text)
         if line.rank is None:
             line.rank = self.source.rank
-        elif line.task is not None:
+        elif (
+            line.task is not None and f"[rank{line.rank}]" in text
+        ):  # torch's own tag; others tell of other ranks, or a group's
             self._ranks_of_label.setdefault(line.task, set()).add(line.rank)
         line.host = line.host or self.source.host
         return Said(line, text, number)
@@ -92,9 +95,11 @@ class Kept:
     def settle(self) -> None:
         """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:
         srun started one task a node, and torchrun in it the ranks. What srun says of a task tells its host."""
-        if all(ranks == {label} for label, ranks in self._ranks_of_label.items()):
-            return
         summary = self.summary
+        told = (*summary.tails.values(), *(group.hits for group in summary.groups.values()))
+        several = any(hit.labelled and _OF_SEVERAL.search(hit.text) for hits in told for hit in hits)
+        if not several and all(ranks == {label} for label, ranks in self._ranks_of_label.items()):
+            return
         hosts = {
             task: host for hits in summary.tails.values() for hit in hits for host, task in _ENDED.findall(hit.text)
         }

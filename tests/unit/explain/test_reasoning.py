@@ -1880,3 +1880,39 @@ def test_ranks_of_one_host_share_its_directories(command: str, sure: bool) -> No
         f'{command}Traceback (most recent call last):\n  File "train.py", line 2, in <module>\n{_PART}'
     )
     assert (found.verdict is Verdict.CAUSE_FOUND) is sure
+
+
+_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.10 GiB\n"
+)
+_TOLD_BY_TORCHRUN = "torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: {} (pid: 4711) of binary: py\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "ranks"),
+    [
+        ("0: rank 0: host n0 ready\n0: rank 5: host n1 ready\n", (5,)),  # rank 0 lists all
+        ("3: [E ProcessGroupNCCL.cpp:629] [PG ID 2 PG GUID 9 Rank 1] Process group watchdog thread terminated\n", (5,)),
+        ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(0), (5,)),
+        ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(3), ()),  # the node is the sixth
+        ("5: [rank40]: step 3\n", ()),
+    ],
+)
+def test_labels_of_srun_are_ranks_unless_a_rank_or_torchrun_tells_otherwise(
+    beside: str, ranks: tuple[int, ...]
+) -> None:
+    log = "0: [rank0]: step 3\n" + beside + "5: " + _OOM + "srun: error: n5: task 5: Exited with exit code 1\n"
+    assert explain_text(log).causes[0].ranks == ranks
+
+
+@pytest.mark.parametrize(("pod", "ranks"), [(0, (0,)), (2, ())])
+def test_who_speaks_without_a_number_on_a_later_host_is_not_rank_0(pod: int, ranks: tuple[int, ...]) -> None:
+    waited = "".join(f"[pod/job-worker-{rank}/pytorch] {_waited(rank)}" for rank in (1, 2, 3))
+    found = explain_text(f"[pod/job-worker-{pod}/pytorch] Saving checkpoint to /ckpt/step_1000\n{waited}")
+    assert next(cause.ranks for cause in found.causes if cause.id == "app.straggler-timeout") == ranks
+
+
+def test_a_description_of_the_machine_makes_no_peer_leave() -> None:
+    given = "az3:61840:61932 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml\n"
+    remote = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    assert "env.bad-nccl-var" not in [cause.id for cause in explain_text(given + remote).causes]
