@@ -94,8 +94,6 @@ def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
             if len(kinds) < 2 or any(kind[0] in _IN_PAIRS for kind in kinds):
                 one = one or len(kinds) == 1 < len(here)
                 continue
-            if not one:
-                break
             names = " / ".join(sorted({f"{kind[0]} of {kind[1]}" for kind in kinds}))
             usual, often = kinds.most_common(1)[0]
             odd = [hit for hit in here if tuple(hit.groups[name] for name in _CALL) != usual]
@@ -103,8 +101,11 @@ def different_calls_in_nccl(case: Case) -> Iterable[Candidate]:
             title = f"at opCount {number:x} the ranks are in different collectives: {names[:160]}"
             who = speakers(odd if often > len(odd) else here)
             evidence = [*hits, *case.hits("size-mismatch")[:2]]
-            yield Candidate("app.collective-mismatch", 0.93, title, evidence, *who, final=True)
-            return
+            if one:
+                yield Candidate("app.collective-mismatch", 0.93, title, evidence, *who, final=True)
+                return
+            yield Candidate("app.collective-mismatch", 0.45, f"{title}, if all are of one communicator", evidence, *who)
+            break
 
 
 @diagnosis

@@ -816,10 +816,10 @@ def test_processes_are_of_one_communicator_where_they_agreed_or_are_the_whole_jo
     """Two groups of two ranks each, with one rank's lines of each, look the same."""
     agreed = "".join(_CALLED.format(host=host, what=before, number=4) for host in (1, 2))
     lines = (agreed if before == "AllReduce" else before + "\n") + _CALLED.format(host=1, what="AllReduce", number=5)
-    causes = explain_text(
-        "[rank3]: starts\n" * (not seen) + lines + _CALLED.format(host=2, what="AllGather", number=5)
-    ).causes
-    assert ("app.collective-mismatch" in {cause.id for cause in causes}) is seen
+    told = explain_text("[rank3]: starts\n" * (not seen) + lines + _CALLED.format(host=2, what="AllGather", number=5))
+    assert told.causes[0].id == "app.collective-mismatch"
+    assert (told.verdict is Verdict.CAUSE_FOUND) is seen
+    assert ("if all are of one communicator" in told.causes[0].title) is not seen
 
 
 @pytest.mark.parametrize(("again", "likely"), [("[rank0]: ", True), ("[rank5]: ", False)])
