@@ -227,6 +227,11 @@ def _of_one_host(case: Case, hit: Hit) -> bool:
     return hit.signature == "part-of-another-rank" and case.nodes == 1
 
 
+def _started_otherwise(case: Case, hit: Hit) -> bool:
+    """Whether steps follow a program's refusal of its arguments: it was started again with others."""
+    return hit.signature == "local-rank-argument" and any(later(step, hit) for step in case.lasts("progress"))
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -240,6 +245,7 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_of_an_attempt_before, 0.45),
     (_pod_replaced, 0.45),
     (_of_one_host, 0.45),
+    (_started_otherwise, 0.3),
     (_went_another_way, 0.45),
     (_of_another_job, 0.4),
     (_by_hand, 0.3),

@@ -9,7 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
-from nccl_doctor.explain.diagnoses.speed import communication_complaints
+from nccl_doctor.explain.diagnoses.speed import communication_complaints, times_by_name
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
@@ -61,17 +61,23 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
+_TOO_LONG = 5.0  # seconds for a step of one host, which somebody did not wait for
+
+
 @diagnosis
 def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
     """NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 together leave the ranks of one host no way to each other but its network. That alone
-    may be meant, as a test of the network; somebody found this job too slow, or stopped it at its work."""
+    may be meant, as a test of the network; somebody found this job too slow, or stopped it at steps that take long."""
     off = [hit for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") for hit in _set_to(case, {name: ("1",)})[:1]]
     channels = case.hits("channel-net")
+    if len(off) < 2 or not channels or case.nodes != 1 or len(hosts_of(case.hits("bootstrap-using"))) != 1:
+        return
     stopped = [hit for hit in case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
     in_loader = any("torch/utils/data/" in frame for item in case.summary.tracebacks for frame in item.frames)
-    told = [*communication_complaints(case)[:2], *([] if in_loader else stopped[:1])]
-    one_host = case.nodes == 1 and len(hosts_of(case.hits("bootstrap-using"))) == 1
-    if len(off) == 2 and channels and told and one_host:
+    times = [value / (1000 if "ms" in name else 1) for hit in case.tail for name, value in times_by_name(hit.text)]
+    slow = not in_loader and max(times, default=0.0) >= _TOO_LONG
+    told = [*communication_complaints(case)[:2], *(stopped[:1] if slow else [])]
+    if told:
         title = (
             "the GPUs of one host talk over the network: NCCL_P2P_DISABLE and NCCL_SHM_DISABLE leave them no other way"
         )

@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import came_after, hosts_of, later, speakers
+from nccl_doctor.explain.lines import came_after, hosts_of, later, place, speakers
 from nccl_doctor.explain.model import Hit
 
 # 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
@@ -199,13 +199,22 @@ _UNKNOWN_NAME = re.compile(
 
 @diagnosis
 def name_may_be_unknown(case: Case) -> Iterable[Candidate]:
-    """c10d found no IPv6 address as the name is unknown, and nothing tells that IPv4 found one, or that the job went on."""
+    """c10d found no IPv6 address as the name is unknown, and nothing tells that IPv4 found one, or that the job went on: whoever says
+    more may have found it later."""
     hits = [hit for hit in case.hits("name-without-ipv6") if _UNKNOWN_NAME.search(hit.text)]
     if hits and not case.has(
-        "name-unresolved", "progress", "store-barrier", "gloo-connected", "nccl-init-start", "world-size"
+        "name-unresolved",
+        "progress",
+        "store-barrier",
+        "gloo-connected",
+        "nccl-init-start",
+        "world-size",
+        "watchdog-timeout",
     ):
+        last = max((*hits, *case.lasts("name-without-ipv6")), key=place)
+        more = any(later(hit, last) and "c10d" not in hit.text for hit in case.tail)
         title = f"the host name {hits[0].groups['name'][:80]} does not resolve"
-        yield Candidate("net.hostname-resolution", 0.56, title, hits[:4], *speakers(hits))
+        yield Candidate("net.hostname-resolution", 0.46 if more else 0.56, title, hits[:4], *speakers(hits))
 
 
 @diagnosis

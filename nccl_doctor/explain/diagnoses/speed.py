@@ -228,9 +228,9 @@ _SOME_STEPS = 3  # the first ones are slow anywhere; on one node a single fast o
 _NO_SCALING = 4.0  # times: what no exchange over a network that is made for it costs, however the model is spread
 # What a command says of where it runs, and of who it is there; all else is what it does.
 _WHERE = re.compile(
-    r"\b(?:NNODES|NODE_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NPROC_PER_NODE|NCCL_\w+|HOSTS?)=\S+|"
+    r"\b(?:NNODES|NODE_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NCCL_\w+|HOSTS?)=\S+|"
     r"--(?:nnodes|num[_-](?:nodes|machines|processes)|node[_-]rank|machine[_-]rank|master[_-](?:addr|port)|main[_-]process[_-](?:ip|port)|"
-    r"rdzv[_-]\w+|nproc[_-]per[_-]node|hostfile|standalone|include)(?:[= ](?!-)\S+)?|^.*?[$#] "
+    r"rdzv[_-]\w+|hostfile|standalone|include)(?:[= ](?!-)\S+)?|^.*?[$#] "
 )
 _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
 
