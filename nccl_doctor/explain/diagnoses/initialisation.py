@@ -182,14 +182,20 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     Without the lists it is told by the same result twice in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
-    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
+    apart = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
+    # Started by hand a second time.
+    apart += [
+        hit.line
+        for name in ("tests-command", "under-mpi", "cancelled")
+        for hit in (*case.hits(name), *case.lasts(name))
+    ]
     together = [
         (one, other)
         for one, other in itertools.pairwise(firsts)
         if one.file == other.file
         and one.groups["pid"] != other.groups["pid"]
         and not _of_a_host_each(one, other)
-        and not any(one.line < line < other.line for line in rows)
+        and not any(one.line < line < other.line for line in apart)
     ]
     ends = [hit.line for hit in case.hits("busbw-average")]
     together += [
