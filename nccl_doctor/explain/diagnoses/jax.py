@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
+from nccl_doctor.explain.hang import CRASHED
 from nccl_doctor.explain.lines import later, speakers
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
-_MISSED = re.compile(
-    r"heartbeat timeout|stopped sending heartbeats"
-)  # then its heartbeats were missed, whenever it is told
+_MISSED = re.compile(r"heartbeat timeout|stopped sending heartbeats")  # whenever that is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
 
 
@@ -47,7 +46,8 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         # What is said of the service after the time-out tells that this ended it.
         told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
         silent = any(_GONE.search(hit.text) and (not later(hit, hits[0]) or _MISSED.search(hit.text)) for hit in told)
-        late = [] if silent else rows
+        crashed = any(not later(hit, hits[0]) for hit in case.hits(*CRASHED))
+        late = [] if silent or crashed else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
             missed = dict.fromkeys(_TASK.findall(hit.text)[0] for hit in late)

@@ -1896,6 +1896,8 @@ _TOLD_BY_TORCHRUN = "torch/distributed/elastic/multiprocessing/api.py:874] faile
         ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(0), (5,)),
         ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(3), ()),  # the node is the sixth
         ("5: [rank40]: step 3\n", ()),
+        ("5: [2025-02-22 08:19:49 TP40] Scheduler hit an exception: Traceback (most recent call last):\n", ()),
+        ("".join(f"{n // 2}: [E ProcessGroupNCCL.cpp:4] [Rank {n}] Timeout at NCCL work\n" for n in range(12)), ()),
     ],
 )
 def test_labels_of_srun_are_ranks_unless_a_rank_or_torchrun_tells_otherwise(
@@ -1916,3 +1918,8 @@ def test_a_description_of_the_machine_makes_no_peer_leave() -> None:
     given = "az3:61840:61932 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml\n"
     remote = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
     assert "env.bad-nccl-var" not in [cause.id for cause in explain_text(given + remote).causes]
+
+
+def test_who_has_saved_is_not_told_to_save() -> None:
+    found = explain_text("Saving checkpoint to /ckpt/1000\nSaved checkpoint in 12.1 s\n" + _waited(1, 2, 3))
+    assert found.verdict is Verdict.UNDECIDED
