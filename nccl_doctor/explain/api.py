@@ -80,6 +80,20 @@ def explain(summary: Summary) -> Explanation:
 
 
 def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
+    """The case with its candidates. Where somebody started the program again by hand, and that run is well, the ones before it are
+    what is asked about: nothing recovered, he changed something."""
+    case, ranked = _of_last_attempt(whole)
+    launches = whole.hits("typed-launch")
+    if launches and verdict.reached(case, ranked, verdict.good_end(case)) is Verdict.HEALTHY:
+        before = Case(attempts.before(whole, launches[-1]))
+        of_before = ranking.rank(before)
+        if verdict.reached(before, of_before, []) is Verdict.CAUSE_FOUND:
+            of_before[0].title += "; a later run went well"
+            return before, of_before
+    return case, ranked
+
+
+def _of_last_attempt(whole: Case) -> tuple[Case, list[Candidate]]:
     """The case with its candidates; of a job that was started again what tells of its last attempt, where that says by itself
     how the job ended. What ended the attempts before counts half then, as all that the work got over."""
     ranked = ranking.rank(whole)

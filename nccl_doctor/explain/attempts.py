@@ -69,6 +69,33 @@ def last_attempt(logs: Logs) -> Summary | None:
     )
 
 
+def before(logs: Logs, launch: Hit) -> Summary:
+    """What is told above this line, in its file, and in the others."""
+
+    def of_it(hit: Hit) -> bool:
+        return hit.file != launch.file or hit.line < launch.line
+
+    whole = logs.summary
+    groups = {
+        name: HitGroup(
+            group.count,
+            [hit for hit in group.hits if of_it(hit)],
+            {file: last for file, last in group.lasts.items() if of_it(last)},
+        )
+        for name, group in whole.groups.items()
+    }
+    return msgspec.structs.replace(
+        whole,
+        groups={name: group for name, group in groups.items() if group.hits},
+        tracebacks=[item for item in whole.tracebacks if of_it(item.hit)],
+        before={file: list(filter(of_it, hits)) for file, hits in whole.before.items()},
+        tails={file: list(filter(of_it, hits)) for file, hits in whole.tails.items()},
+        failed=list(filter(of_it, whole.failed)),
+        stepped={file: hit for file, hit in whole.stepped.items() if of_it(hit)},
+        last_of_rank={rank: hit for rank, hit in whole.last_of_rank.items() if of_it(hit)},
+    )
+
+
 def _begins(logs: Logs) -> dict[str, int]:
     """The line at which the last attempt begins, in each file that tells of several: the first that says so below the end of
     the one before."""

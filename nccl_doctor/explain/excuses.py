@@ -211,6 +211,19 @@ def _of_another_job(case: Case, hit: Hit) -> bool:
     return _POD.search(hit.text) is not None and families[0] not in own and not own.isdisjoint(families)
 
 
+_IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
+
+
+def _the_disk_failed(case: Case, hit: Hit) -> bool:
+    """Whether the file that could not be written to its end lies on storage that failed: the same process, or its host's kernel,
+    says so."""
+    if hit.signature != "zip-writer-cut-off":
+        return False
+    errors = [item.hit for item in case.summary.tracebacks if item.type == "OSError" and _IO_ERROR.search(item.message)]
+    lines = [one for one in (*errors, *case.hits("error-line", "lustre-unanswered")) if one.rank == hit.rank]
+    return any(one in errors or one.signature == "lustre-unanswered" or _IO_ERROR.search(one.text) for one in lines)
+
+
 _STOPPING = re.compile(r"\bpod/([a-z0-9.-]+)\s+Stopping container")
 
 
@@ -246,6 +259,7 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_pod_replaced, 0.45),
     (_of_one_host, 0.45),
     (_started_otherwise, 0.3),
+    (_the_disk_failed, 0.45),
     (_went_another_way, 0.45),
     (_of_another_job, 0.4),
     (_by_hand, 0.3),

@@ -42,7 +42,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     for name, others in {
         "gpu.fell-off-bus": "gpu.illegal-access gpu.not-visible gpu.nvlink gpu.driver gpu.ecc gpu.oom ib.gdr "
         "app.dataloader-worker",
-        "gpu.ecc": "gpu.illegal-access gpu.driver gpu.oom gpu.not-visible",
+        "gpu.ecc": "gpu.illegal-access gpu.driver gpu.oom gpu.not-visible gpu.fell-off-bus",  # a reset follows, on AMD
         "gpu.nvlink": "gpu.illegal-access gpu.p2p gpu.driver gpu.fabric-manager",
         "gpu.fabric-manager": "gpu.not-visible gpu.driver gpu.nvlink gpu.p2p gpu.imex",
         "gpu.imex": "gpu.driver gpu.fabric-manager gpu.p2p sys.container",

@@ -11,7 +11,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
 from nccl_doctor.explain.diagnoses.tables import SCALE
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import hosts_of, shortened, speakers
+from nccl_doctor.explain.lines import hosts_of, later, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.signatures.infiniband import ADAPTERS_TOLD
 from nccl_doctor.explain.slowdown import communication_share
@@ -21,6 +21,8 @@ _SERVER_GPU = re.compile(r"H100|H200|B200|B300|GB200|GB300|A100|H800|A800|H20\b"
 # Bus bandwidth in GB/s: below the first no InfiniBand or RoCE link of any age is at work, below the second not even one
 # 100 Gbit/s port.
 _ANY_VERBS = 1.5
+_MUCH_FASTER = 2.0  # times
+_TWO_RUNS = 2  # one that is slow, and one beside it
 _ONE_PORT = 11.0
 _MEASURED = re.compile(r"busbw|all_?(?:reduce|gather)|reduce_scatter|all_?to_?all|collective")
 
@@ -45,6 +47,20 @@ def slow_rows(case: Case) -> list[Hit]:
     return [hit for hit in (*rows, *more) if int(hit.groups["size"]) >= 1 << 26]
 
 
+def rows_of_run(case: Case, signs: list[Hit]) -> list[Hit]:
+    """The same of the run in which these lines stand, where a log holds several with an average each; none where it is one of many
+    and others are far faster: somebody compares settings."""
+    rows, ends = slow_rows(case), case.hits("busbw-average")
+    if len(ends) < 2 or not signs:
+        return rows
+    end = next((hit for hit in ends if later(hit, signs[0])), None)
+    begin = next((hit for hit in ends[::-1] if later(signs[0], hit)), None)
+    own = [row for row in rows if not (end and later(row, end)) and not (begin and not later(row, begin))]
+    best = max(map(busbw, own), default=0.0)
+    compared = len(ends) > _TWO_RUNS and any(busbw(row) > _MUCH_FASTER * best for row in rows)
+    return [] if compared else own
+
+
 def busbw(row: Hit) -> float:
     """The bus bandwidth of an nccl-tests row (out of place) in GB/s."""
     return float(row.groups["busbw"])
@@ -61,7 +77,9 @@ def slow_network(case: Case) -> Iterable[Candidate]:
     best = max((busbw(hit) for hit in rows), default=0.0)
     complaint = complaints(case)
     if case.sockets and case.nodes > 1:
-        yield from _over_sockets(case, rows, best)
+        own = rows_of_run(case, case.sockets)
+        if own or not rows:
+            yield from _over_sockets(case, own, max(map(busbw, own), default=0.0))
     elif rows and best < _ANY_VERBS and not case.has("network-used") and _servers_in_the_list(case):
         title = f"servers with eight GPUs each reach only {best:.1f} GB/s bus bandwidth together"
         yield Candidate("net.slow", 0.56, title, [*rows[-3:], *case.hits("tests-device")[:2]])
@@ -229,7 +247,8 @@ def peermem(case: Case) -> Iterable[Candidate]:
     """GPUDirect RDMA is off on all HCAs (no peermem, no DMA-BUF, too far from the GPUs), and the program complains of it or of
     speed, or nccl-tests measures a small part of what the adapters used carry: by the rate that a listing names, or by that
     of the adapters that such GPUs are sold with."""
-    hits, rows = case.gpudirect_off, slow_rows(case)
+    hits = case.gpudirect_off
+    rows = rows_of_run(case, hits)
     best, listed, usual = max(map(busbw, rows), default=0.0), _carried(case), _usual(case)
     carried = listed or usual
     low = rows and best < max(_ONE_PORT, _LITTLE * carried)
@@ -270,7 +289,6 @@ def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
 
 
 _TOO_FAR = re.compile(r"distance \d+ > \d+")
-_MUCH_FASTER = 2.0
 
 
 @diagnosis

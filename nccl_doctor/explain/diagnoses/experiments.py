@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from nccl_doctor.env import versions
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
@@ -207,45 +208,66 @@ _ASKED = re.compile(r"\b(NCCL_\w+=\S+|\w+_perf\b)|(?<!\S)-(?:np|n|N|H|g|t)[ =]?(
 
 @diagnosis
 def better_with_another_nccl(case: Case) -> Iterable[Candidate]:
-    """Of the runs of one log, one after the other, the one with another release of NCCL goes well, or is far faster, and nothing
-    else that the log tells of them differs."""
+    """Of the runs of one log, one after the other, those with other releases of NCCL go well, or are far faster."""
     told = _lines(case, ("nccl-version", "engine-names-its-nccl"))
-    if len({hit.groups["version"] for hit in told}) != 2:
-        return  # one alone, or more than a comparison of two
+    if len({hit.groups["version"] for hit in told}) < 2 or len(set(map(_release, told))) < 2:
+        return
     runs = in_order(told)
-    at = max(index for index, hit in enumerate(runs) if hit.groups["version"] != runs[-1].groups["version"])
+    yield from _goes_well(case, runs)
+    yield from _faster(case, runs)
+
+
+def _release(hit: Hit) -> str:
+    return nccl_release(hit.groups["version"].partition("+")[0])
+
+
+def _goes_well(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
+    """The last release works, the one before it failed, and somebody says that he changed it."""
+    at = max(index for index, hit in enumerate(runs) if _release(hit) != _release(runs[-1]))
     old, new = runs[at], runs[at + 1]
     failed = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
-    if any(later(hit, new) for hit in failed) or not any(later(line, new) for line in _lines(case, WORK)):
-        return
-    if not _alike(case, old, new):
-        return
-    failed = [hit for hit in failed if later(hit, old)] if _of_the_machine(case, old, new) else []
-    averages = [hit for hit in case.hits("busbw-average") if later(hit, old)]
-    slow, fast = ([hit for hit in averages if later(hit, new) is after] for after in (False, True))
-    release, before = (nccl_release(hit.groups["version"].partition("+")[0]) for hit in (new, old))
-    title = f"with NCCL {release} instead of {before} the same run"
-    if failed and case.hits("other-nccl"):
-        proof = [old, new, *failed[:3], *case.hits("other-nccl")[:1]]
-        yield Candidate("sw.nccl-bug", 0.72, f"{title} goes well", proof, cured=True)
-    elif slow and fast and _rate(fast[-1]) > _FASTER * _rate(slow[-1]):
-        without = [hit for hit in case.hits("gdr-disabled") if later(new, hit)]
-        proof = [old, new, slow[-1], fast[-1], *without[:2]]
-        title = f"{title} is {_rate(fast[-1]) / _rate(slow[-1]):.0f} times as fast"
-        yield Candidate("sw.nccl-bug", 0.7, title, proof, cured=True, slows=True)
+    failed_before = [hit for hit in failed if later(hit, old) and later(new, hit)]
+    works = any(later(line, new) for line in _lines(case, WORK)) and not any(later(hit, new) for hit in failed)
+    if works and failed_before and case.hits("other-nccl") and _of_the_machine(case, old, new):
+        title = f"with NCCL {_release(new)} instead of {_release(old)} the same run goes well"
+        proof = [old, new, *failed_before[:3], *case.hits("other-nccl")[:1]]
+        yield Candidate("sw.nccl-bug", 0.72, title, proof, cured=True)
 
 
-def _alike(case: Case, old: Hit, new: Hit) -> bool:
-    """Whether two runs, as far as the log tells, took the same network, and ran the same test on the same ranks and sizes."""
+def _faster(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
+    """All releases up to one, or all from one on, reach a fraction of the bus bandwidth of the others in the same test, and nothing
+    else that the log tells of the runs differs."""
+    reached: dict[str, tuple[Hit, Hit]] = {}
+    for average in case.hits("busbw-average"):
+        if first := [hit for hit in runs if later(average, hit)]:
+            reached[_release(first[-1])] = first[-1], average
+    ordered = sorted(reached.values(), key=lambda pair: versions.parse(_release(pair[0])))
+    best = max((_rate(average) for _, average in ordered), default=0.0)
+    slow = [_rate(average) * _FASTER < best for _, average in ordered]
+    if not any(slow) or slow not in (sorted(slow), sorted(slow, reverse=True)):
+        return
+    at = slow.index(not slow[0])  # the first release that differs from those before
+    (bad, low), (good, high) = (ordered[at], ordered[at - 1]) if slow[at] else (ordered[at - 1], ordered[at])
+    if not _alike(case, (bad, low), (good, high)):
+        return
+    without = [hit for hit in case.hits("gdr-disabled") if later(low, hit)]
+    title = f"with NCCL {_release(good)} instead of {_release(bad)} the same run is {_rate(high) / _rate(low):.0f} times as fast"
+    proof = [bad, good, low, high, *without[:1], *case.hits("other-nccl")[:2]]
+    yield Candidate("sw.nccl-bug", 0.7, title, proof, cured=True, slows=True)
+
+
+def _alike(case: Case, *runs: tuple[Hit, Hit]) -> bool:
+    """Whether two runs, from the line that tells NCCL's version to the average, took the same network, as far as the log tells, and
+    ran the same test on the same ranks and sizes."""
     used = [(hit, hit.groups["network"]) for hit in _lines(case, ("network-used",))]
     sizes = [(hit, hit.groups["test"]) for hit in _lines(case, ("busbw-row",))]
     for told in (used, sizes):
-        before, after = ({what for hit, what in told if later(hit, new) is late} for late in (False, True))
-        if before and after and before.isdisjoint(after):
+        one, other = ({what for hit, what in told if later(hit, begin) and later(end, hit)} for begin, end in runs)
+        if one and other and one.isdisjoint(other):
             return False
     asked = in_order(case.hits("tests-command"))
-    first, then = ([hit for hit in asked if later(run, hit)][-1:] for run in (old, new))
-    return first == then or {*_ASKED.findall(first[0].text)} == {*_ASKED.findall(then[0].text)} if first else True
+    first, then = ([hit.text for hit in asked if later(begin, hit)][-1:] for begin, _ in runs)
+    return not first or not then or {*_ASKED.findall(first[0])} == {*_ASKED.findall(then[0])}
 
 
 def _rate(average: Hit) -> float:

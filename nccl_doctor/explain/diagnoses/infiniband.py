@@ -310,9 +310,17 @@ def only_flushed(case: Case) -> Iterable[Candidate]:
     hits = case.hits("ib-flush")
     if not hits or case.has("ib-retry", "ib-local-protection", "ib-remote-error", "ib-port-error", "adapter-failed"):
         return
+    # A process that ends closes its sockets as well; where the fabric fails, they stand until somebody gives up.
+    closed = case.hits("peer-closed")
+    lost = 0.54 if closed else 0.42
+    hits = [*closed[:2], *hits] if closed else hits
     for cause, strength, phrase in (
-        ("ib.retry-exceeded", 0.46, "requests were flushed after the connection to a peer had failed"),
-        ("net.peer-lost", 0.42, "a peer went away and the requests to it were flushed"),
+        ("net.peer-lost", lost, "a peer went away and the requests to it were flushed"),
+        (
+            "ib.retry-exceeded",
+            0.44 if closed else 0.46,
+            "requests were flushed after the connection to a peer had failed",
+        ),
         ("ib.gdr", 0.36, "requests were flushed, maybe after an access error of the other adapter"),
     ):
         yield Candidate(cause, strength, phrase, hits)

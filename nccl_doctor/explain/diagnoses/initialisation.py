@@ -164,31 +164,27 @@ def _alone(row: Hit) -> str:
     return " ".join(row.groups["test"].split())
 
 
-def _of_a_host_each(one: Hit, other: Hit) -> bool:
-    """Whether pdsh and the like pass on what two hosts tell of themselves: they were tested each for itself."""
-    return one.host == one.groups["host"] != other.groups["host"] == other.host
-
-
 def _host(told: Hit) -> str:
     """The host that a line of nccl-tests' list names; its rows name none."""
     return told.groups.get("host", "")
+
+
+def _of_a_host_each(one: Hit, other: Hit) -> bool:
+    """Whether pdsh and the like pass on what two hosts tell of themselves: they were tested each for itself."""
+    return _host(one) != _host(other) and all(f"{_host(hit)}: " in hit.text.partition("#")[0] for hit in (one, other))
 
 
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
 
-    Only one process of a job prints the list. Where results stand between two lists, these are runs one after the other.
+    Only one process of a job prints the list. Where results or errors stand between two lists, these are runs one after the other.
     Without the lists it is told by the same result twice in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
-    apart = [hit.line for hit in case.hits("busbw-row", "busbw-average")]
-    # Started by hand a second time.
-    apart += [
-        hit.line
-        for name in ("tests-command", "under-mpi", "cancelled")
-        for hit in (*case.hits(name), *case.lasts(name))
-    ]
+    # Where results or a failure stand between two lists, the first run was over; or it was stopped, and started again by hand.
+    over = ("busbw-row", "busbw-average", "nccl-warn", "nccl-error-text", "tests-command", "under-mpi", "cancelled")
+    apart = [hit.line for name in over for hit in (*case.hits(name), *case.lasts(name))]
     together = [
         (one, other)
         for one, other in itertools.pairwise(firsts)

@@ -61,6 +61,7 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
+_OF_STEP = re.compile(r"step|iter|/it\b")
 _TOO_LONG = 5.0  # seconds for a step of one host, which somebody did not wait for
 
 
@@ -74,7 +75,8 @@ def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
         return
     stopped = [hit for hit in case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
     in_loader = any("torch/utils/data/" in frame for item in case.summary.tracebacks for frame in item.frames)
-    times = [value / (1000 if "ms" in name else 1) for hit in case.tail for name, value in times_by_name(hit.text)]
+    steps = [told for hit in case.tail for told in times_by_name(hit.text) if _OF_STEP.search(told[0])]
+    times = [value / (1000 if "ms" in name else 1) for name, value in steps]
     slow = not in_loader and max(times, default=0.0) >= _TOO_LONG
     told = [*communication_complaints(case)[:2], *(stopped[:1] if slow else [])]
     if told:
@@ -82,6 +84,23 @@ def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
             "the GPUs of one host talk over the network: NCCL_P2P_DISABLE and NCCL_SHM_DISABLE leave them no other way"
         )
         yield Candidate("env.bad-nccl-var", 0.76, title, [*off, *channels[:2], *told], hosts=hosts_of(off), slows=True)
+
+
+@diagnosis
+def network_held_back(case: Case) -> Iterable[Candidate]:
+    """A variable leaves NCCL one or two channels, or the protocol for small messages, and the job of several hosts is told to be
+    slower than another one."""
+    held, told = _set_to(case, _SLOW_LINKS), communication_complaints(case)
+    if held and told and case.between_hosts:
+        names = " and ".join(sorted({f"{hit.groups['name']}={case.value(hit.groups['name'])}" for hit in held}))
+        firsts = list({hit.groups["name"]: hit for hit in reversed(held)}.values())
+        yield Candidate(
+            "env.bad-nccl-var",
+            0.7,
+            f"{names}: too few channels, or the wrong protocol, for large messages",
+            [*firsts, *told[:2]],
+            slows=True,
+        )
 
 
 _FORBIDS = (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "socket"))

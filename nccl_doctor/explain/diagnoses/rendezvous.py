@@ -252,6 +252,14 @@ def ray_asked_for_another_address(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.wrong-interface", 0.85, title, [*own[:1], asked[0], free[0], *asked[1:2]], final=True)
 
 
+def _label(text: str) -> tuple[str, ...]:
+    """The words before what a process says, without times and numbers: who passes it on, and for whom."""
+    words = text.partition("Connecting")[0].split()
+    return tuple(
+        word for word in words if re.search(r"[A-Za-z]", word) and not re.fullmatch(r"[IWEF]\d{4}|[\d:.T+-]+Z?", word)
+    )
+
+
 @diagnosis
 def coordinators_differ(case: Case) -> Iterable[Candidate]:
     """JAX's processes look for their coordinator at different addresses: those with the wrong one never register.
@@ -262,7 +270,7 @@ def coordinators_differ(case: Case) -> Iterable[Candidate]:
     addresses: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for hit in case.hits("jax-coordinator"):
         told.setdefault(hit.groups["address"], []).append(hit)
-        addresses[hit.file, hit.rank, hit.host, hit.text.split(None, 1)[0]].add(hit.groups["address"])
+        addresses[hit.file, hit.rank, hit.host, _label(hit.text)].add(hit.groups["address"])
     if any(len(own) > 1 for own in addresses.values()) or len({one[:1].isdigit() for one in told}) > 1:
         return
     late = case.hits("jax-registration", "jax-register-call", "coordination-service")

@@ -14,7 +14,7 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.tables import below
 from nccl_doctor.explain.lines import hosts_of, in_order, later, place, shortened
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.readers import pace, prefix
+from nccl_doctor.explain.readers import bystanders, pace, prefix
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.readers.pace import SLOWER
 from nccl_doctor.explain.signatures.facts import EARLIER_RUN, EXPECTATION
@@ -128,6 +128,28 @@ def _times_slower_than_before(case: Case, hit: Hit) -> float:
     return 0.0
 
 
+_LOOKS = re.compile(r"\b(?:grep|tail|head|cat|zcat|awk|sed|jq|logs|metrics|show)\b")
+
+
+def _shown_of_another_run(case: Case) -> list[Hit]:
+    """Steps that somebody looked up in another log, below this one, which took far less time."""
+    shown: list[Hit] = []
+    looks: Hit | None = None
+    for hit in case.tail:
+        if bystanders.is_typed(hit.text):
+            looks = hit if _LOOKS.search(hit.text) else None
+        elif looks and later(hit, looks):
+            before = [step for step in case.hits("progress") if later(looks, step)][-1:]
+            own = dict(_times_of(before[0].text)) if before else {}
+            if any(own.get(name, 0.0) >= _FAR * time > 0 for name, time in _times_of(hit.text)):
+                shown.append(hit)
+    return shown[-1:]
+
+
+def _times_of(text: str) -> list[tuple[str, float]]:
+    return [*_paces(text), *times_by_name(text)]
+
+
 @functools.lru_cache(maxsize=1)  # many rules ask
 def complaints(case: Case) -> list[Hit]:
     """The lines that say that it is too slow: in words, or by a number far from the one that it ought to be, or once was."""
@@ -144,7 +166,8 @@ def complaints(case: Case) -> list[Hit]:
         for hit in case.hits("earlier-run")
         if _times_slower_than_before(case, hit) >= (_FAR if _FEWER_HOSTS.search(hit.text) else SLOWER)
     ]
-    return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"))}.values())
+    other = _shown_of_another_run(case)
+    return list({place(hit): hit for hit in (*told, *shown, *slower, *case.hits("slow-in-words"), *other)}.values())
 
 
 def too_slow(case: Case) -> list[Hit]:

@@ -32,7 +32,7 @@ def steps_slowed_down(case: Case) -> Iterable[Candidate]:
         yield from _left_its_pace(shifted)
     elif hits := slower_steps(case):
         title = f"the steps have slowed down for good: {shortened(hits[-1].text, 110)}"
-        yield from rivals(falling(_NO_PART_KNOWN, 0.34, 0.02), title, hits, ranks_of(hits))
+        yield from rivals(falling(_NO_PART_KNOWN, 0.34, 0.02), title, hits)
 
 
 def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
@@ -45,7 +45,8 @@ def _left_its_pace(hits: list[Hit]) -> Iterable[Candidate]:
         title += f" (longer takes {told['grew']}{rest})"
     parts = (causes for words, causes in _BY_PART if re.search(words, told["grew"], re.IGNORECASE))
     causes = next(parts) if told["grew"] else _NO_PART_KNOWN
-    yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]], ranks_of(hits))
+    # Who reports the steps is not who holds them up.
+    yield from rivals(falling(causes, 0.42, 0.02), title, [hits[1], hits[0], *hits[2:]])
 
 
 _LIMIT = 8  # times: torch.compile's own limit for a function, unless somebody raised it

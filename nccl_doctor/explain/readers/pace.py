@@ -36,6 +36,8 @@ _RATE = re.compile(
     re.IGNORECASE,
 )
 _PER_STEP = re.compile(rf"(?:^|[^a-z])m?s(?:ec)?(?:/|_?per_?){_WORK}", re.IGNORECASE)
+# "step_s", and "iter 3.02s"; of what comes by the thousand ("tokens_s") it is a rate.
+_SECONDS_OF_ONE = re.compile(r"(?:^|[^a-z])(?:step|iter(?:ation)?|batch)[_ ]s(?:ec)?$", re.IGNORECASE)
 _WHOLE = re.compile(
     rf"(?:^|[^a-z])(?:{_WORK}|train)[_ ]?(?:tim(?:e|ing)|ms|sec|duration)|m?s(?:ec)?/{_WORK}\b|time[_ ]per[_ ]|per iteration|"
     r"(?:finished|done|completed|took)(?: in)?(?: (?:m?s|sec))?$|"
@@ -47,7 +49,7 @@ _PART = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"(?:[_/ (]|^)(?:m?s|sec|time)\)?$|_ms\b|_time\b|time[_/]", re.IGNORECASE)
-_MAY_TELL = re.compile(r"tim|ms|sec|took| in \d|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
+_MAY_TELL = re.compile(r"tim|ms|sec|\ds\b|_s[=:]|took| in \d|per_?s|/|flop|\bdt\b|tps|tgs|throughput", re.IGNORECASE)
 # What a job does at a time; told in the rows themselves, or in between.
 _LOAD = re.compile(
     r"seq(?:uence|_?len)?s?\b(?!/)|\bctx|context|batch(?!\w*[/ _]?(?:time|ms|sec))|\b(?:mbs|gbs|bs|bsz)\b|resol|\bres\b|im(?:a)?ge?_?size|"
@@ -139,8 +141,9 @@ def name_of(text: str, number: re.Match[str]) -> str:
 @functools.lru_cache(4096)  # the ranks of a job have their rows' names in common
 def _kinds(name: str) -> tuple[bool, bool, bool]:
     """Whether it names a rate, the time of a whole step, or that of a part of it."""
-    rate = bool(_RATE.search(name)) and not _PER_STEP.search(name)
-    return rate, not rate and bool(_WHOLE.search(name)), bool(_PART.search(name) and TIME.search(name))
+    of_one = bool(_SECONDS_OF_ONE.search(name))
+    rate = bool(_RATE.search(name)) and not (of_one or _PER_STEP.search(name))
+    return rate, not rate and (of_one or bool(_WHOLE.search(name))), bool(_PART.search(name) and TIME.search(name))
 
 
 def is_time(name: str) -> bool:
@@ -198,15 +201,18 @@ _AS_MUCH = 1.25  # times: no more work for a server than before
 
 
 def _of_server(rows: list[tuple[int, bytes]]) -> Iterator[Shift]:
-    """Where a server began to generate far less although it works at as many requests as before: others wait for it, or no row tells
-    of fewer."""
+    """Where a server began to generate far less although it works at as many requests as before: others wait for it, or many
+    rows tell of the same number."""
 
     def told(what: re.Pattern[str]) -> list[float]:
         return [float(found[1]) if (found := what.search(text_of(raw))) else 0.0 for _, raw in rows]
 
     running, waiting, rates = told(_RUNNING), told(_WAITING), told(_SERVED)
     at = _level_left([1 / rate for rate in rates], FAR_SLOWER, FEWEST) if all(rates) else None
-    if not at or not (all(waiting[at:]) or min(running[at:]) >= max(running[:at])):
+    if not at:
+        return
+    as_many = max(running[:at]) <= min(running[at:]) and max(running[at:]) <= _AS_MUCH * min(running[:at])
+    if not (all(waiting[at:]) or (as_many and len(running[at:]) > LEAST)):
         return
     more = any(after > _AS_MUCH * before for before, after in (_medians(told(what), at) for what in _TAKES))
     before, after = _medians(running, at)
@@ -261,7 +267,10 @@ def _level_left(times: list[float], slower: float, least: int) -> int | None:
     last = statistics.median(times[-3:])
     if slower == SLOWER and min(len(old), len(new)) >= 2 * LEAST and max(old) < min(new):
         slower = LASTING
-    return where if after >= slower * before and old_calm and (new_calm or apart) and last >= after - calm else None
+    lasts = (new_calm or apart) and last >= after - calm
+    # However unsteady: each of many rows is slower by more than noise than any before.
+    all_slower = len(new) >= 2 * LEAST and min(new) >= LASTING * max(old) and not grows
+    return where if after >= slower * before and old_calm and (lasts or all_slower) else None
 
 
 def _left_for_a_while(times: list[float], slower: float) -> tuple[int, int]:

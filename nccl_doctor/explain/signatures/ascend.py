@@ -91,6 +91,8 @@ says(
     "Please check the port status and whether the port is been using by other process",
     "EI0019",
     "EI0020",
+    "EJ0003",
+    "Failed to bind the IP port",
     cause="net.port-in-use",
     strength=0.9,
     title="HCCL cannot listen on its port: another process, mostly of an earlier job, holds it",

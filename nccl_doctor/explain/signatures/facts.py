@@ -558,6 +558,26 @@ says(
     why="The command that started a container, with what it was given.",
 )
 says(
+    "typed-launch",
+    "torchrun ",
+    "mpirun ",
+    "mpiexec ",
+    "srun ",
+    "python ",
+    "python3 ",
+    "deepspeed ",
+    "accelerate ",
+    "docker run ",
+    "vllm serve",
+    "_perf ",
+    every=True,
+    why="A command behind a shell's prompt that starts a program: what stands below it is another run than what stands above.",
+    pattern=re.compile(
+        r"(?:^|(?<=\s))(?:[\w.@:~/\[\]()-]{0,60}[$#]|\+) (?:\w+=\S+ )*(?:sudo |time |exec )?"
+        r"(?:torchrun|python3?|mpirun|mpiexec|srun|deepspeed|accelerate launch|docker run|vllm serve|\S{0,80}_perf) "
+    ),
+)
+says(
     "nodes-in-command",
     "NNODES=",
     "--nnodes",

@@ -182,13 +182,16 @@ says(
     "Contained ECC error",
     "Uncontained ECC error",
     "row remapper: {}pending",
+    "uncorrectable hardware errors detected in",  # amdgpu
+    "HW Exception by GPU {}reason :ECC",  # ROCm's runtime
     cause="gpu.ecc",
     strength=0.95,
     title="uncorrectable memory error on a GPU",
     why="The GPU's memory had an error that ECC cannot correct: reset or replace.",
     where=lambda groups, line: (
         not re.search(
-            r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|DIMM|\bEDAC\b|Memory #0x", line
+            r"(?:Uncorrectable ECC|Double Bit ECC)\D{0,40}(?::|=)?\s*(?:0|N/A)\s*$|(?<!\d)0 (?:new )?uncorrectable|DIMM|\bEDAC\b|Memory #0x",
+            line,
         )
         and not NONE.search(line)
     ),

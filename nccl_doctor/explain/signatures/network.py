@@ -15,6 +15,7 @@ says(
     "connect() timed out. Original timeout was",
     "RuntimeError: connect() timed out",  # before torch 1.5
     "TCP client failed to connect/validate to host {host}:{port:int} - timed out",
+    "TCP connected {host}:{port:int} fail, please check your network",  # Paddle
     cause="net.master-unreachable",
     strength=0.8,
     title="the master at {host}:{port} could not be reached",

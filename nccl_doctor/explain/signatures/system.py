@@ -613,6 +613,8 @@ says(
 says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
+    "lost contact with job shell on broker {node:word}",  # Flux
+    "type=node-failure",  # Flux
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",
     "BOOT_FAIL",

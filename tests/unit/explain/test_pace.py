@@ -295,3 +295,15 @@ def test_who_interrupts_a_job_that_stands_still_is_no_cause(when: str, cause: st
     got = _explain(f"{steps}2026-02-04 {when} {_INTERRUPT}")
     assert got.causes[0].id == cause
     assert (got.verdict is Verdict.CAUSE_FOUND) == (cause == "launch.killed")
+
+
+def test_seconds_of_a_step_are_no_rate_and_their_reporter_is_not_to_blame() -> None:
+    """However unsteady the new level is: none of its steps is as fast as any before."""
+    new = [7.5, 6.3, 4.6, 6.8, 7.0, 4.2, 7.5, 5.7, 5.3, 4.3, 7.8, 4.3, 5.4, 6.5, 4.1, 5.6, 4.4, 5.4, 4.1, 4.5]
+    for row in ("[rank 0] step {n} loss 1.9 iter {t}s fwdbwd 2.7s", "[rank 0] step={n} loss=1.9 step_s={t}"):
+        times = [3.02, 3.03] * 10 + new
+        text = "".join(row.format(n=n, t=time) + "\n" for n, time in enumerate(times))
+        told = _explain(text)
+        assert told.verdict is Verdict.UNDECIDED and "the pace fell for good" in told.causes[0].title
+        assert not told.causes[0].ranks
+        assert _explain(text.replace(str(new[-2]), "3.0")).verdict is Verdict.HEALTHY

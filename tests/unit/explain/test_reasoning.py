@@ -1923,3 +1923,9 @@ def test_a_description_of_the_machine_makes_no_peer_leave() -> None:
 def test_who_has_saved_is_not_told_to_save() -> None:
     found = explain_text("Saving checkpoint to /ckpt/1000\nSaved checkpoint in 12.1 s\n" + _waited(1, 2, 3))
     assert found.verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(("more", "sure"), [("", True), ("Killed\n", False)])
+def test_a_name_that_ipv6_does_not_know_may_be_found_later(more: str, sure: bool) -> None:
+    told = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (train-0, 23456) cannot be retrieved (gai error: -2 - Unknown).\n"
+    assert (explain_text(told + more).verdict is Verdict.CAUSE_FOUND) is sure
