@@ -50,9 +50,10 @@ def slow_rows(case: Case) -> list[Hit]:
 def rows_of_run(case: Case, signs: list[Hit]) -> list[Hit]:
     """The same of the run in which these lines stand, where a log holds several with an average each; none where it is one of many
     and others are far faster: somebody compares settings."""
-    rows, ends = slow_rows(case), case.hits("busbw-average")
-    if len(ends) < 2 or not signs:
-        return rows
+    rows = [row for row in slow_rows(case) if not signs or row.file == signs[0].file]
+    ends = [hit for hit in case.hits("busbw-average") if signs and hit.file == signs[0].file]
+    if len(ends) < 2:
+        return rows or slow_rows(case)
     end = next((hit for hit in ends if later(hit, signs[0])), None)
     begin = next((hit for hit in ends[::-1] if later(signs[0], hit)), None)
     own = [row for row in rows if not (end and later(row, end)) and not (begin and not later(row, begin))]
