@@ -30,8 +30,9 @@ _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50}
 # A program that tells what to set, one thing a line, has not set it.
 _ADVISED = re.compile(
     r"^\W*\d+\. export |\b[Pp]lease (?:set|try|export|use)\b"
-    r"|\b(?:[Ss]et(?:ting)?|[Tt]ry|[Uu]s(?:e|ing)|[Rr]un with|[Cc]onsider(?: setting| using)?)\s[`'\"]?[A-Z_]{4,40}=\S{1,40}\s"
+    r"|\b(?:[Ss]et|[Tt]ry|[Uu]se|[Rr]un with|[Cc]onsider(?: setting| using)?)\s[`'\"]?[A-Z][A-Z0-9_]{3,40}=\S{1,40}\s"
     r"(?:to|for|if|instead|may|might|can|could|will|would)\b"
+    r"|\b(?:[Ss]etting|[Uu]sing)\s[`'\"]?[A-Z][A-Z0-9_]{3,40}=\S{1,40}\s(?:instead|may|might|can|could|would)\b"
 )
 
 MOST_RANKS = 1_000_000  # more than any job has: a larger number is none of ranks

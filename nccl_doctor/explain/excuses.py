@@ -235,6 +235,16 @@ def _pod_replaced(case: Case, hit: Hit) -> bool:
     return pod is not None and any(f"pod/{pod[1]} " in f"{one.text} " and "ack-off" in one.text for one in ended)
 
 
+def _of_one_host(case: Case, hit: Hit) -> bool:
+    """Whether a file of another rank is missed in a job of one host: its ranks share every directory, and something removed it."""
+    return hit.signature == "part-of-another-rank" and case.nodes == 1
+
+
+def _started_otherwise(case: Case, hit: Hit) -> bool:
+    """Whether steps follow a program's refusal of its arguments: it was started again with others."""
+    return hit.signature == "local-rank-argument" and any(later(step, hit) for step in case.lasts("progress"))
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -247,6 +257,8 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_only_an_event, 0.45),
     (_of_an_attempt_before, 0.45),
     (_pod_replaced, 0.45),
+    (_of_one_host, 0.45),
+    (_started_otherwise, 0.3),
     (_the_disk_failed, 0.45),
     (_went_another_way, 0.45),
     (_of_another_job, 0.4),

@@ -18,6 +18,8 @@ _STEP_RATE = re.compile(
     r"(?<![\d.])(?<!prompt throughput: )\d+(?:\.\d+)?(?= ?(?:it|steps?|samples|tokens|tok|im(?:age|g)s?)/s)"
 )
 _NOBODY_WAITS = re.compile(r"(?:Waiting|Pending|queue-req): 0\b")  # a server that has nothing to do is not slow
+_RUNNING = re.compile(r"[Rr]unning(?:-req)?: (\d+)")
+_SOME = 3  # lines
 _STEADY = 6  # so many steps at a log's end were slow
 
 
@@ -110,12 +112,19 @@ def communication_share(text: str) -> float | None:
 
 def _slower(lines: list[str]) -> bool:
     told = [line for line in lines if _STEP_TIME.search(line) or _STEP_RATE.search(line)]
-    if not told or _NOBODY_WAITS.search(told[-1]):
+    if not told or (_NOBODY_WAITS.search(told[-1]) and not _as_many_run(told)):
         return False
     steps = "\n".join(told)
     times = [float(found) for found in _STEP_TIME.findall(steps)]
     rates = [float(found) for found in _STEP_RATE.findall(steps)]
     return (bool(times) and times[-1] > _SLOWED * times[0]) or (bool(rates) and rates[0] > _SLOWED * rates[-1])
+
+
+def _as_many_run(told: list[str]) -> bool:
+    """Whether a server works, in the last lines that tell it, at no fewer requests than in the first one: one that has just come, or
+    is about to end, makes a single line slow."""
+    counts = [int(found[1]) for line in told if (found := _RUNNING.search(line))]
+    return len(counts) > _SOME and min(counts[-_SOME:]) >= max(counts[0], 1)
 
 
 def _pace(text: str) -> float:

@@ -412,6 +412,15 @@ def _waited_from_the_start(case: Case) -> set[int]:
     }
 
 
+_DONE = re.compile(r"\b(?:saved|done|finished|completed?|took)\b|\bin \d+(?:\.\d+)? ?(?:m?s|sec)", re.IGNORECASE)
+
+
+def _of_later_ranks(case: Case, hit: Hit) -> bool:
+    """Whether a line comes from a host of ranks that waited, and the first of them is on another: so is rank 0."""
+    ended = {item.rank: item.hit.host for item in case.work if item.hit and item.hit.host}
+    return hit.host in ended.values() and ended[min(ended)] != hit.host
+
+
 @diagnosis
 def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     """A time-out, and just before it one rank (usually 0) says that it is busy with something long.
@@ -436,6 +445,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     waited = {item.rank for item in case.work}
     # Who speaks without a number is rank 0 most often; here all others wait, and these are its last words.
     sure = not ranks and last is before[-1] and len(waited) > 1 and set(range(case.world)) - waited == {0}
+    sure = sure and not _of_later_ranks(case, last) and not _DONE.search(last.text)
     if any(last.line < end.line < first.line for end in case.hits("run-ended") if end.file == first.file):
         return  # that was done
     alike = [hit for hit in busy if _repeats(hit, last)]

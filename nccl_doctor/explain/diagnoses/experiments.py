@@ -13,7 +13,7 @@ from nccl_doctor.explain.case import Case, nccl_release
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.tables import tables
 from nccl_doctor.explain.hang import WORK
-from nccl_doctor.explain.lines import in_order, later, place, shape, shortened
+from nccl_doctor.explain.lines import in_order, later, shape, shortened
 from nccl_doctor.explain.model import Hit, Role
 
 
@@ -126,6 +126,19 @@ def cured_by_another_nccl(case: Case) -> Iterable[Candidate]:
         )
 
 
+_MACHINE = re.compile(
+    r"[Tt]im(?:ed? ?out|eout)|NCCL|Dist(?:Backend|Network)?Error|Gloo|(?:CUDA|HIP|driver) (?:error|failure)|/dev/|shared memory|"
+    r"[Nn]o space left|[Nn]ot permitted|[Pp]ermission denied|Bus error|[Nn]o (?:CUDA|GPUs?|such device)|is_available|pidfd|ptrace|"
+    r"resource|too many open|allocate memory|new thread"
+)
+
+
+def _of_the_machine(case: Case, begin: Hit, end: Hit) -> bool:
+    """Whether the first exception between two lines, if any, may come of what a machine or a library does; most are the program's own."""
+    raised = in_order(item.hit for item in case.summary.tracebacks if later(item.hit, begin) and later(end, item.hit))
+    return not raised or (_MACHINE.search(raised[0].text) is not None and "OutOfMemory" not in raised[0].text)
+
+
 # What a container was given at last, and what it lacked before: the first that fits.
 _GIVEN = (
     (re.compile(r"--shm-size|--ipc\b|/dev/shm"), "sys.shm"),
@@ -137,33 +150,60 @@ _GIVEN = (
     (re.compile(r"--gpus|--runtime|--nv\b|/dev/nvidia"), "gpu.not-visible"),
     (re.compile(r"--cap-add|--privileged|--security-opt|--pid\b|--device|/sys\b"), "sys.container"),
 )
-_OPTION = re.compile(r"(?<!\S)(-{1,2}[a-z][a-z-]*)(?:[= ](?!-)([^\s=]+(?:=\S+)?))?")
+_DECIDING = 0.5
+_NOTHING = re.compile(r"--name\b|--rm\b|-[dit]{1,3}$|-e \w*DEBUG|stack")  # cures nothing
+_RUN = re.compile(r"\b(?:(?:docker|podman|nerdctl) run|(?:apptainer|singularity) exec) ")
+_ALONE = re.compile(
+    r"-[dit]{1,3}|--(?:rm|init|privileged|read-only|detach|interactive|tty|nv|rocm|contain\w*|cleanenv|fakeroot)"
+)
+_BEGAN = ("world-size", "nccl-version", "nccl-init-start", "nccl-init-complete", "network-used", "cancelled")
+
+
+def _container(text: str) -> tuple[list[str], list[str]]:
+    """The options of a container's command, and what follows them: the image, and the program with its own."""
+    found, options = _RUN.search(text), list[str]()
+    words = text[found.end() :].split() if found else []
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if "=" not in option and not _ALONE.fullmatch(option) and words:
+            option += f" {words.pop(0)}"
+        options.append(re.sub(r"^(--[\w-]+)=", r"\1 ", option))
+    return options, words
+
+
+def _lacked(options: Iterable[str]) -> list[str]:
+    """What a container lacked that was given these options: one cause each, and nothing for an option that may cure anything."""
+    causes = (next((cause for pattern, cause in _GIVEN if pattern.search(option)), "") for option in options)
+    return list(dict.fromkeys(causes))
 
 
 @diagnosis
 def cured_by_what_a_container_was_given(case: Case) -> Iterable[Candidate]:
-    """A container was started, and its program failed or hung; it was started again with more, and all went well."""
-    for one, other in itertools.pairwise(case.hits("container-command")):
-        before, after = (dict.fromkeys(_OPTION.findall(hit.text)) for hit in (one, other))
-        more = " ".join(" ".join(option) for option in after if option not in before).strip()
-        cause = next((cause for pattern, cause in _GIVEN if pattern.search(more)), "")
-        if (
-            not cause
-            or one.file != other.file
-            or any(option not in after for option in before if option[0] != "--name")
-        ):
+    """A container was started, and its program failed or hung; the same one was started again with more, and all went well."""
+    commands = in_order(case.hits("container-command"))
+    for one, other in itertools.pairwise(commands):
+        (before, program), (after, same) = _container(one.text), _container(other.text)
+        more = [option for option in after if option not in before and not _NOTHING.match(option)]
+        causes = _lacked(more)
+        left_out = any(option not in after and not _NOTHING.match(option) for option in before)
+        if one.file != other.file or other != commands[-1] or program != same or left_out or not any(causes):
             continue
-        last = max(case.hits("container-command"), key=place)
         wrong = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
         between = [hit for hit in wrong if later(hit, one) and later(other, hit)]
+        began = between or [hit for hit in _lines(case, _BEGAN) if later(hit, one) and later(other, hit)]
         well = [hit for hit in _lines(case, WORK) if later(hit, other)]
-        stood = not any(later(hit, one) and later(other, hit) for hit in _lines(case, WORK))
-        if last == other and well and (between or stood) and not any(later(hit, other) for hit in wrong):
-            title = f"it went well once the container was started with {shortened(more, 60)}"
-            yield Candidate(cause, 0.78, title, [other, *between[:3], well[-1], one], cured=True)
+        stood = began and not any(later(hit, one) and later(other, hit) for hit in _lines(case, WORK))
+        if well and (between or stood) and not any(later(hit, other) for hit in wrong):
+            title = f"it went well once the container was started with {shortened(' '.join(more), 60)}"
+            sure = 0.78 if len(causes) == 1 and _of_the_machine(case, one, other) else 0.46
+            for nth, cause in enumerate(filter(None, causes)):
+                yield Candidate(
+                    cause, sure - 0.02 * nth, title, [other, *between[:3], well[-1], one], cured=sure > _DECIDING
+                )
 
 
 _FASTER = 2.0  # times: no noise of a benchmark
+_ASKED = re.compile(r"\b(NCCL_\w+=\S+|\w+_perf\b)|(?<!\S)-(?:np|n|N|H|g|t)[ =]?(\S+)")  # which test, on what, and how
 
 
 @diagnosis
@@ -188,14 +228,15 @@ def _goes_well(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
     failed = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
     failed_before = [hit for hit in failed if later(hit, old) and later(new, hit)]
     works = any(later(line, new) for line in _lines(case, WORK)) and not any(later(hit, new) for hit in failed)
-    if works and failed_before and case.hits("other-nccl"):
+    if works and failed_before and case.hits("other-nccl") and _of_the_machine(case, old, new):
         title = f"with NCCL {_release(new)} instead of {_release(old)} the same run goes well"
         proof = [old, new, *failed_before[:3], *case.hits("other-nccl")[:1]]
         yield Candidate("sw.nccl-bug", 0.72, title, proof, cured=True)
 
 
 def _faster(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
-    """All releases up to one, or all from one on, reach a fraction of the bus bandwidth of the others in the same test."""
+    """All releases up to one, or all from one on, reach a fraction of the bus bandwidth of the others in the same test, and nothing
+    else that the log tells of the runs differs."""
     reached: dict[str, tuple[Hit, Hit]] = {}
     for average in case.hits("busbw-average"):
         if first := [hit for hit in runs if later(average, hit)]:
@@ -207,10 +248,26 @@ def _faster(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
         return
     at = slow.index(not slow[0])  # the first release that differs from those before
     (bad, low), (good, high) = (ordered[at], ordered[at - 1]) if slow[at] else (ordered[at - 1], ordered[at])
+    if not _alike(case, (bad, low), (good, high)):
+        return
     without = [hit for hit in case.hits("gdr-disabled") if later(low, hit)]
     title = f"with NCCL {_release(good)} instead of {_release(bad)} the same run is {_rate(high) / _rate(low):.0f} times as fast"
     proof = [bad, good, low, high, *without[:1], *case.hits("other-nccl")[:2]]
     yield Candidate("sw.nccl-bug", 0.7, title, proof, cured=True, slows=True)
+
+
+def _alike(case: Case, *runs: tuple[Hit, Hit]) -> bool:
+    """Whether two runs, from the line that tells NCCL's version to the average, took the same network, as far as the log tells, and
+    ran the same test on the same ranks and sizes."""
+    used = [(hit, hit.groups["network"]) for hit in _lines(case, ("network-used",))]
+    sizes = [(hit, hit.groups["test"]) for hit in _lines(case, ("busbw-row",))]
+    for told in (used, sizes):
+        one, other = ({what for hit, what in told if later(hit, begin) and later(end, hit)} for begin, end in runs)
+        if one and other and one.isdisjoint(other):
+            return False
+    asked = in_order(case.hits("tests-command"))
+    first, then = ([hit.text for hit in asked if later(begin, hit)][-1:] for begin, _ in runs)
+    return not first or not then or {*_ASKED.findall(first[0])} == {*_ASKED.findall(then[0])}
 
 
 def _rate(average: Hit) -> float:

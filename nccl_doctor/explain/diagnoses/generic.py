@@ -299,9 +299,10 @@ def only_the_code(case: Case) -> Iterable[Candidate]:
                 break
     hits = case.hits("proxy-failed", "nccl-error-text")
     given = [hit for name in _GIVEN for hit in case.env.get(name, ())[:1]]
-    if hits and given:
+    local = [hit for hit in hits if not re.search(r"remote|peer", hit.text, re.IGNORECASE)]
+    if local and given and not case.has("nccl-init-complete"):  # by them the ways are chosen
         title = "a call of NCCL failed, and files that describe the machine were given to it: those of another kind of machine do this"
-        yield Candidate("env.bad-nccl-var", 0.45, title, [*given, *hits[:2]], ranks_of(hits))
+        yield Candidate("env.bad-nccl-var", 0.45, title, [*given, *local[:2]], ranks_of(local))
     for hit in hits:
         for text, phrase, causes in _CODES:
             if re.search(text, hit.text):

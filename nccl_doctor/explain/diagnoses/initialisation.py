@@ -164,6 +164,16 @@ def _alone(row: Hit) -> str:
     return " ".join(row.groups["test"].split())
 
 
+def _host(told: Hit) -> str:
+    """The host that a line of nccl-tests' list names; its rows name none."""
+    return told.groups.get("host", "")
+
+
+def _of_a_host_each(one: Hit, other: Hit) -> bool:
+    """Whether pdsh and the like pass on what two hosts tell of themselves: they were tested each for itself."""
+    return _host(one) != _host(other) and all(f"{_host(hit)}: " in hit.text.partition("#")[0] for hit in (one, other))
+
+
 @diagnosis
 def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     """mpirun started nccl-tests that was built without MPI: several processes each list the ranks of a job of their own.
@@ -172,14 +182,16 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     Without the lists it is told by the same result twice in a row: the bus bandwidth of a reduction over one rank is 0.
     """
     firsts = [hit for hit in case.hits("tests-device") if hit.groups["rank"] == "0"]
-    # Where results or a failure stand between two lists, the first run was over.
-    rows = [hit.line for hit in case.hits("busbw-row", "busbw-average", "nccl-warn", "nccl-error-text")]
+    # Where results or a failure stand between two lists, the first run was over; or it was stopped, and started again by hand.
+    over = ("busbw-row", "busbw-average", "nccl-warn", "nccl-error-text", "tests-command", "under-mpi", "cancelled")
+    apart = [hit.line for name in over for hit in (*case.hits(name), *case.lasts(name))]
     together = [
         (one, other)
         for one, other in itertools.pairwise(firsts)
         if one.file == other.file
         and one.groups["pid"] != other.groups["pid"]
-        and not any(one.line < line < other.line for line in rows)
+        and not _of_a_host_each(one, other)
+        and not any(one.line < line < other.line for line in apart)
     ]
     ends = [hit.line for hit in case.hits("busbw-average")]
     together += [
@@ -191,8 +203,12 @@ def tests_without_mpi(case: Case) -> Iterable[Candidate]:
     ]
     if together:
         title = "each process of nccl-tests is a job of its own, with a rank 0 of its own: it was built without MPI=1"
-        # That each came to its end makes it no better: what was to be measured was not.
-        yield Candidate("launch.world-size", 0.86, title, [*itertools.chain(*together)], final=True, slows=True)
+        # That each came to its end makes it no better: what was to be measured was not. Without MPI somebody may have started a test
+        # on each host in the background.
+        alone = len(firsts) == len(case.hits("tests-device"))  # a test over one GPU measures nothing
+        meant = alone or case.has("under-mpi") or any(_host(one) == _host(other) for one, other in together)
+        strength = 0.86 if meant else 0.46
+        yield Candidate("launch.world-size", strength, title, [*itertools.chain(*together)], final=True, slows=True)
 
 
 IF_IT_HANGS = 0.22  # nothing says that it does

@@ -7,12 +7,19 @@ from collections.abc import Iterable
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
+from nccl_doctor.explain.hang import CRASHED
 from nccl_doctor.explain.lines import later, speakers
+from nccl_doctor.explain.model import Hit
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
+_MISSED = re.compile(r"heartbeat timeout|stopped sending heartbeats")  # whenever that is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
+
+
+def _after(hit: Hit, others: list[Hit]) -> bool:
+    return any(later(hit, one) for one in others)
 
 
 @diagnosis
@@ -43,8 +50,9 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
         # What is said of the service after the time-out tells that this ended it.
         told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
-        silent = any(_GONE.search(hit.text) and not any(later(hit, one) for one in hits) for hit in told)
-        late = [] if silent else rows
+        silent = any(_GONE.search(hit.text) and (not _after(hit, hits) or _MISSED.search(hit.text)) for hit in told)
+        crashed = any(not _after(hit, hits) for hit in case.hits(*CRASHED))
+        late = [] if silent or crashed else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
             missed = dict.fromkeys(_TASK.findall(hit.text)[0] for hit in late)

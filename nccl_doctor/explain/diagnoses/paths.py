@@ -9,7 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
-from nccl_doctor.explain.diagnoses.speed import communication_complaints
+from nccl_doctor.explain.diagnoses.speed import communication_complaints, times_by_name
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
@@ -61,15 +61,25 @@ def links_held_back(case: Case) -> Iterable[Candidate]:
         )
 
 
+_OF_STEP = re.compile(r"step|iter|/it\b")
+_TOO_LONG = 5.0  # seconds for a step of one host, which somebody did not wait for
+
+
 @diagnosis
 def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
     """NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 together leave the ranks of one host no way to each other but its network. That alone
-    may be meant, as a test of the network; somebody found this job too slow, or stopped it at its work."""
+    may be meant, as a test of the network; somebody found this job too slow, or stopped it at steps that take long."""
     off = [hit for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") for hit in _set_to(case, {name: ("1",)})[:1]]
     channels = case.hits("channel-net")
+    if len(off) < 2 or not channels or case.nodes != 1 or len(hosts_of(case.hits("bootstrap-using"))) != 1:
+        return
     stopped = [hit for hit in case.hits("signal-exception", "cancelled") if SIGINT.search(hit.text)]
-    told = [*communication_complaints(case)[:2], *stopped[:1]]
-    if len(off) == 2 and channels and told and len(hosts_of(case.hits("bootstrap-using"))) == 1:
+    in_loader = any("torch/utils/data/" in frame for item in case.summary.tracebacks for frame in item.frames)
+    steps = [told for hit in case.tail for told in times_by_name(hit.text) if _OF_STEP.search(told[0])]
+    times = [value / (1000 if "ms" in name else 1) for name, value in steps]
+    slow = not in_loader and max(times, default=0.0) >= _TOO_LONG
+    told = [*communication_complaints(case)[:2], *(stopped[:1] if slow else [])]
+    if told:
         title = (
             "the GPUs of one host talk over the network: NCCL_P2P_DISABLE and NCCL_SHM_DISABLE leave them no other way"
         )
@@ -138,16 +148,23 @@ def tensor_parallel_over_sockets(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.66, title, proof)
 
 
+_XFER = re.compile(r"Avg xfer time \(ms\)=(\d+(?:\.\d+)?)")
+_NOTICED = 500.0  # ms: what who waits for the first word notices; small caches come in less, whatever the rate
 _KV_SLOW = 1250.0  # MB/s: ten-gigabit Ethernet, which nobody buys for this; hundreds of gigabits carry 10,000 and more
+
+
+def _took_long(hit: Hit) -> bool:
+    found = _XFER.search(hit.text)
+    return found is not None and float(found[1]) >= _NOTICED
 
 
 @diagnosis
 def caches_come_slowly(case: Case) -> Iterable[Candidate]:
-    """vLLM's decode instance waits for KV caches that reach it at less than ten-gigabit Ethernet's rate, most of the time."""
+    """vLLM's decode instance waits long for KV caches, which reach it at less than ten-gigabit Ethernet's rate, most of the time."""
     rates = [
         (float(hit.groups["rate"]), hit) for hit in in_order((*case.hits("kv-transfer"), *case.lasts("kv-transfer")))
     ]
-    slow = [hit for rate, hit in rates if 0 < rate < _KV_SLOW]
+    slow = [hit for rate, hit in rates if 0 < rate < _KV_SLOW and _took_long(hit)]
     over = case.hits("ucx-over-tcp")
     if len(slow) >= _SOME_ROWS and 2 * len(slow) > len(rates):
         title = f"KV caches reach the decode instance at {slow[-1].groups['rate']} MB/s"

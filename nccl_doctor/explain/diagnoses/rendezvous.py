@@ -10,7 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import is_local_only, is_loopback, several_hosts
 from nccl_doctor.explain.hang import GAVE_UP
-from nccl_doctor.explain.lines import came_after, hosts_of, later, speakers
+from nccl_doctor.explain.lines import came_after, hosts_of, later, place, speakers
 from nccl_doctor.explain.model import Hit
 
 # 0.0.0.0/8 is "this network"; 0.0.0.0 itself is written where all interfaces are meant.
@@ -199,13 +199,22 @@ _UNKNOWN_NAME = re.compile(
 
 @diagnosis
 def name_may_be_unknown(case: Case) -> Iterable[Candidate]:
-    """c10d found no IPv6 address as the name is unknown, and nothing tells that IPv4 found one, or that the job went on."""
+    """c10d found no IPv6 address as the name is unknown, and nothing tells that IPv4 found one, or that the job went on: whoever says
+    more may have found it later."""
     hits = [hit for hit in case.hits("name-without-ipv6") if _UNKNOWN_NAME.search(hit.text)]
     if hits and not case.has(
-        "name-unresolved", "progress", "store-barrier", "gloo-connected", "nccl-init-start", "world-size"
+        "name-unresolved",
+        "progress",
+        "store-barrier",
+        "gloo-connected",
+        "nccl-init-start",
+        "world-size",
+        "watchdog-timeout",
     ):
+        last = max((*hits, *case.lasts("name-without-ipv6")), key=place)
+        more = any(later(hit, last) and "c10d" not in hit.text for hit in case.tail)
         title = f"the host name {hits[0].groups['name'][:80]} does not resolve"
-        yield Candidate("net.hostname-resolution", 0.56, title, hits[:4], *speakers(hits))
+        yield Candidate("net.hostname-resolution", 0.46 if more else 0.56, title, hits[:4], *speakers(hits))
 
 
 @diagnosis
@@ -228,23 +237,42 @@ def several_masters(case: Case) -> Iterable[Candidate]:
         )
 
 
+_GPUS_WANTED = re.compile(r"'GPU': (\d+(?:\.\d+)?)")
+
+
 @diagnosis
 def ray_asked_for_another_address(case: Case) -> Iterable[Candidate]:
     """vLLM asks Ray for a place on its own node, by an address by which Ray knows none: no GPU is taken, and none is given."""
     asked, free = case.hits("ray-node-asked"), case.hits("ray-gpus-free")
-    if case.has("ray-too-small") and asked and free:
+    wanted = max((sum(float(number) for number in _GPUS_WANTED.findall(hit.text)) for hit in asked), default=0.0)
+    if case.has("ray-too-small") and asked and free and wanted <= float(free[0].groups["gpus"]):
         address = asked[0].groups["address"].strip("'")
         title = f"Ray knows no node by the address {address} that is asked for; its GPUs are free"
         own = [hit for hit in case.hits("vllm-host-ip") if address in hit.text]
         yield Candidate("net.wrong-interface", 0.85, title, [*own[:1], asked[0], free[0], *asked[1:2]], final=True)
 
 
+def _label(text: str) -> tuple[str, ...]:
+    """The words before what a process says, without times and numbers: who passes it on, and for whom."""
+    words = text.partition("Connecting")[0].split()
+    return tuple(
+        word for word in words if re.search(r"[A-Za-z]", word) and not re.fullmatch(r"[IWEF]\d{4}|[\d:.T+-]+Z?", word)
+    )
+
+
 @diagnosis
 def coordinators_differ(case: Case) -> Iterable[Candidate]:
-    """JAX's processes look for their coordinator at different addresses: those with the wrong one never register."""
+    """JAX's processes look for their coordinator at different addresses: those with the wrong one never register.
+
+    A name and an address may be the same, and who tells two of them was started again.
+    """
     told: dict[str, list[Hit]] = {}
+    addresses: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for hit in case.hits("jax-coordinator"):
         told.setdefault(hit.groups["address"], []).append(hit)
+        addresses[hit.file, hit.rank, hit.host, _label(hit.text)].add(hit.groups["address"])
+    if any(len(own) > 1 for own in addresses.values()) or len({one[:1].isdigit() for one in told}) > 1:
+        return
     late = case.hits("jax-registration", "jax-register-call", "coordination-service")
     if len(told) > 1 and late:
         groups = sorted(told.values(), key=len)

@@ -249,6 +249,12 @@ def same_command_slower_on_a_host(case: Case) -> Iterable[Candidate]:
 _IN_WORDS_NODES = {"single": 1, "one": 1, "two": 2, "three": 3, "four": 4, "eight": 8}
 _SOME_STEPS = 3  # the first ones are slow anywhere; on one node a single fast one is enough
 _NO_SCALING = 4.0  # times: what no exchange over a network that is made for it costs, however the model is spread
+# What a command says of where it runs, and of who it is there; all else is what it does.
+_WHERE = re.compile(
+    r"\b(?:NNODES|NODE_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NCCL_\w+|HOSTS?)=\S+|"
+    r"--(?:nnodes|num[_-](?:nodes|machines|processes)|node[_-]rank|machine[_-]rank|master[_-](?:addr|port)|main[_-]process[_-](?:ip|port)|"
+    r"rdzv[_-]\w+|hostfile|standalone|include)(?:[= ](?!-)\S+)?|^.*?[$#] "
+)
 _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
 
 
@@ -256,7 +262,7 @@ _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", 
 def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
     """Under one heading, or below one command, steps on one node are shown, under another those on several, and these take many
     times as long."""
-    runs: list[tuple[int, float, list[Hit]]] = []
+    runs: list[tuple[int, float, list[Hit], str]] = []
     steps = in_order((*case.hits("progress"), *case.tail))
     told = in_order(case.hits("nodes-heading", "nodes-in-command"))
     headings = [hit for hit in told if not _OTHER_STEP.search(hit.text)]
@@ -265,11 +271,12 @@ def slower_on_more_nodes(case: Case) -> Iterable[Candidate]:
         number = head.groups["nodes"]
         nodes = _IN_WORDS_NODES.get(number.lower()) or int(number)
         if len(paces) >= (1 if nodes == 1 else _SOME_STEPS):
-            runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]]))
+            does = "" if head.signature == "nodes-heading" else " ".join(_WHERE.sub("", head.text).split())
+            runs.append((nodes, statistics.median(time for time, _ in paces), [head, paces[-1][1]], does))
     alone = [run for run in runs if run[0] == 1]
     several = [run for run in runs if run[0] > 1 and alone and run[1] >= _NO_SCALING * alone[-1][1]]
-    if several:
-        (_, was, before), (nodes, now, after) = alone[-1], several[-1]
+    if several and several[-1][-1] == alone[-1][-1]:
+        (_, was, before, _), (nodes, now, after, _) = alone[-1], several[-1]
         title = f"a step takes {now:.3g} s on {nodes} nodes and {was:.3g} s on one: the network between them, or the way to it"
         causes = ("net.slow", "ib.device-not-found", "ib.gdr", "net.wrong-interface")
         sockets = [hit for hit in case.hits("net-socket-using", "network-used") if later(hit, after[0])]

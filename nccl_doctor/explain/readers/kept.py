@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
 import msgspec
@@ -16,6 +17,7 @@ QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
+_OF_SEVERAL = re.compile(r"\(exitcode: -?\d+\) local_rank: [1-9]")  # of what torchrun started under this label
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"000000000")
 
 
@@ -36,6 +38,7 @@ class Kept:
         self.summary = Summary(files=1)
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._ranks_of_label: dict[int, set[int]] = {}
+        self._ranks_told: dict[int, set[int]] = {}  # in words that may be of others
 
     def said(self, text: str, number: int) -> Said:
         """A line of this source: what it does not say of its rank and host, the source says."""
@@ -43,7 +46,8 @@ class Kept:
         if line.rank is None:
             line.rank = self.source.rank
         elif line.task is not None:
-            self._ranks_of_label.setdefault(line.task, set()).add(line.rank)
+            told = self._ranks_of_label if _own(line.rank, text) else self._ranks_told
+            told.setdefault(line.task, set()).add(line.rank)
         line.host = line.host or self.source.host
         return Said(line, text, number)
 
@@ -92,9 +96,13 @@ class Kept:
     def settle(self) -> None:
         """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:
         srun started one task a node, and torchrun in it the ranks. What srun says of a task tells its host."""
-        if all(ranks == {label} for label, ranks in self._ranks_of_label.items()):
-            return
         summary = self.summary
+        told = (*summary.tails.values(), *(group.hits for group in summary.groups.values()))
+        several = any(hit.labelled and _OF_SEVERAL.search(hit.text) for hits in told for hit in hits)
+        if not (several or _side_by_side(self._ranks_told)) and all(
+            ranks == {label} for label, ranks in self._ranks_of_label.items()
+        ):
+            return
         hosts = {
             task: host for hits in summary.tails.values() for hit in hits for host, task in _ENDED.findall(hit.text)
         }
@@ -114,7 +122,18 @@ class Kept:
         summary.failed = [unlabelled(hit) for hit in summary.failed]
         summary.tracebacks = [msgspec.structs.replace(item, hit=unlabelled(item.hit)) for item in summary.tracebacks]
         summary.last_of_rank = {rank: hit for rank, hit in summary.last_of_rank.items() if not hit.labelled}
-        summary.ranks = set().union(summary.last_of_rank, *self._ranks_of_label.values())
+        summary.ranks = set().union(summary.last_of_rank, *self._ranks_of_label.values(), *self._ranks_told.values())
+
+
+def _own(rank: int, text: str) -> bool:
+    """Whether a line's rank stands in the tag of torch or of a serving engine; other words may be of other ranks, or of a group's."""
+    return f"[rank{rank}]" in text or f" TP{rank}]" in text or f"_TP{rank} pid=" in text
+
+
+def _side_by_side(told: dict[int, set[int]]) -> bool:
+    """Whether each of several labels has some ranks, and the next one those behind them, as nodes have."""
+    ends = [(min(ranks), max(ranks)) for _, ranks in sorted(told.items()) if len(ranks) > 1]
+    return 1 < len(ends) == len(told) and all(one[1] < other[0] for one, other in itertools.pairwise(ends))
 
 
 @functools.lru_cache(maxsize=1024)  # the ranks of a job print the same lines

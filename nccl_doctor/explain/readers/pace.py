@@ -201,14 +201,18 @@ _AS_MUCH = 1.25  # times: no more work for a server than before
 
 
 def _of_server(rows: list[tuple[int, bytes]]) -> Iterator[Shift]:
-    """Where a server began to generate far less although it works at as many requests as before, and others wait for it."""
+    """Where a server began to generate far less although it works at as many requests as before: others wait for it, or many
+    rows tell of the same number."""
 
     def told(what: re.Pattern[str]) -> list[float]:
         return [float(found[1]) if (found := what.search(text_of(raw))) else 0.0 for _, raw in rows]
 
     running, waiting, rates = told(_RUNNING), told(_WAITING), told(_SERVED)
     at = _level_left([1 / rate for rate in rates], FAR_SLOWER, FEWEST) if all(rates) else None
-    if not at or not all(waiting[at:]):
+    if not at:
+        return
+    as_many = max(running[:at]) <= min(running[at:]) and max(running[at:]) <= _AS_MUCH * min(running[:at])
+    if not (all(waiting[at:]) or (as_many and len(running[at:]) > LEAST)):
         return
     more = any(after > _AS_MUCH * before for before, after in (_medians(told(what), at) for what in _TAKES))
     before, after = _medians(running, at)

@@ -404,7 +404,8 @@ says(
     why="ENOMEM of an endpoint or a registration is a limit of the adapter's memory (ulimit -l, vm.nr_hugepages; EFA takes huge pages), not of the host's.",
     where=lambda groups, line: groups["code"] == "12" and _FABRIC_CALL.search(line) is not None,
 )
-_LINK_LOCAL = re.compile(r"\bdgid=fe80:.*\bsgid_index=\d")
+# Ethernet has no LIDs: 0, or what UCX makes a UDP port of; on InfiniBand every GID begins like that.
+_LINK_LOCAL = re.compile(r"\bdlid=(?:0|49[1-9]\d\d|[5-6]\d{4})\b.*\bdgid=fe80:.*\bsgid_index=\d")
 says(
     "ucx-link-local",
     "ibv_create_ah({what}) failed",

@@ -1850,3 +1850,82 @@ def test_who_came_to_the_monitored_barrier_was_not_busy() -> None:
     found = analyse([LogSource("job.log", log.encode())])
     assert found.verdict is Verdict.UNDECIDED
     assert "busy" not in found.sentence
+
+
+def _listed(host: str, pid: int) -> str:
+    return "".join(
+        f"#  Rank  {n} Group  0 Pid {pid:>6} on {host:>10} device  {n} [0x1f] NVIDIA H800\n" for n in range(2)
+    )
+
+
+_ROW = "  1073741824     268435456     float     sum      -1   11046.7   97.20   97.20      0   11046.7   97.20   97.20      0\n"
+_PART = "FileNotFoundError: [Errno 2] No such file or directory: '/w/.eval_hook/part_3.pkl'\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "sure"), [("", False), ("$ mpirun -np 2 -H hw14,hw15 all_reduce_perf -g 2\n", True)]
+)
+def test_tests_of_two_hosts_may_be_meant_to_be_two(command: str, sure: bool) -> None:
+    ends = 2 * f"{_ROW}# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 97.2\n"
+    found = explain_text(command + _listed("hw14", 798) + _listed("hw15", 791) + ends)
+    assert (found.verdict is Verdict.CAUSE_FOUND) is sure
+    assert found.causes[0].id == "launch.world-size"
+
+
+@pytest.mark.parametrize(
+    ("command", "sure"), [("", True), ("$ torchrun --standalone --nproc_per_node=4 train.py\n", False)]
+)
+def test_ranks_of_one_host_share_its_directories(command: str, sure: bool) -> None:
+    found = explain_text(
+        f'{command}Traceback (most recent call last):\n  File "train.py", line 2, in <module>\n{_PART}'
+    )
+    assert (found.verdict is Verdict.CAUSE_FOUND) is sure
+
+
+_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.10 GiB\n"
+)
+_TOLD_BY_TORCHRUN = "torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: {} (pid: 4711) of binary: py\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "ranks"),
+    [
+        ("0: rank 0: host n0 ready\n0: rank 5: host n1 ready\n", (5,)),  # rank 0 lists all
+        ("3: [E ProcessGroupNCCL.cpp:629] [PG ID 2 PG GUID 9 Rank 1] Process group watchdog thread terminated\n", (5,)),
+        ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(0), (5,)),
+        ("5: E0416 21:26:47.341200 112 " + _TOLD_BY_TORCHRUN.format(3), ()),  # the node is the sixth
+        ("5: [rank40]: step 3\n", ()),
+        ("5: [2025-02-22 08:19:49 TP40] Scheduler hit an exception: Traceback (most recent call last):\n", ()),
+        ("".join(f"{n // 2}: [E ProcessGroupNCCL.cpp:4] [Rank {n}] Timeout at NCCL work\n" for n in range(12)), ()),
+    ],
+)
+def test_labels_of_srun_are_ranks_unless_a_rank_or_torchrun_tells_otherwise(
+    beside: str, ranks: tuple[int, ...]
+) -> None:
+    log = "0: [rank0]: step 3\n" + beside + "5: " + _OOM + "srun: error: n5: task 5: Exited with exit code 1\n"
+    assert explain_text(log).causes[0].ranks == ranks
+
+
+@pytest.mark.parametrize(("pod", "ranks"), [(0, (0,)), (2, ())])
+def test_who_speaks_without_a_number_on_a_later_host_is_not_rank_0(pod: int, ranks: tuple[int, ...]) -> None:
+    waited = "".join(f"[pod/job-worker-{rank}/pytorch] {_waited(rank)}" for rank in (1, 2, 3))
+    found = explain_text(f"[pod/job-worker-{pod}/pytorch] Saving checkpoint to /ckpt/step_1000\n{waited}")
+    assert next(cause.ranks for cause in found.causes if cause.id == "app.straggler-timeout") == ranks
+
+
+def test_a_description_of_the_machine_makes_no_peer_leave() -> None:
+    given = "az3:61840:61932 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml\n"
+    remote = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    assert "env.bad-nccl-var" not in [cause.id for cause in explain_text(given + remote).causes]
+
+
+def test_who_has_saved_is_not_told_to_save() -> None:
+    found = explain_text("Saving checkpoint to /ckpt/1000\nSaved checkpoint in 12.1 s\n" + _waited(1, 2, 3))
+    assert found.verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(("more", "sure"), [("", True), ("Killed\n", False)])
+def test_a_name_that_ipv6_does_not_know_may_be_found_later(more: str, sure: bool) -> None:
+    told = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (train-0, 23456) cannot be retrieved (gai error: -2 - Unknown).\n"
+    assert (explain_text(told + more).verdict is Verdict.CAUSE_FOUND) is sure
