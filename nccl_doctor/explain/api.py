@@ -87,7 +87,10 @@ def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
     if launches and verdict.reached(case, ranked, verdict.good_end(case)) is Verdict.HEALTHY:
         before = Case(attempts.before(whole, launches[-1]))
         of_before = ranking.rank(before)
-        if verdict.reached(before, of_before, []) is Verdict.CAUSE_FOUND:
+        failed = verdict.reached(before, of_before, []) is Verdict.CAUSE_FOUND
+        if failed and not ranking.costs_speed(
+            before, of_before[0]
+        ):  # of slow runs others tell: some are compared on purpose
             of_before[0].title += "; a later run went well"
             return before, of_before
     return case, ranked

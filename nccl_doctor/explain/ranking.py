@@ -83,7 +83,7 @@ def rank(case: Case) -> list[Candidate]:
                 effect.strength = min(effect.strength, before[effect.id] * 0.55)
                 break
     for item in candidates:
-        if item.cured or _slows(case, item) or case.has("nccl-corruption"):
+        if item.cured or costs_speed(case, item) or case.has("nccl-corruption"):
             continue
         if case.course.recovered or _survived(case, item) or item.id in outlived:
             item.strength = min(item.strength, before[item.id] * 0.5)
@@ -108,7 +108,7 @@ _MEASURED = frozenset(("busbw-row", "p2p-bandwidth-rows"))
 _NO_ADAPTER = frozenset(("no-hca", "no-ib-device", "rdma-plugin"))
 
 
-def _slows(case: Case, item: Candidate) -> bool:
+def costs_speed(case: Case, item: Candidate) -> bool:
     """Whether it may have cost the job speed or right numbers, though the job came to its end."""
     missed = case.nodes > 1 or any(hit.signature not in _NO_ADAPTER for hit in item.hits)  # one host alone needs none
     samples = all(hit.signature == "checkpoint-damaged" and "image" in hit.text for hit in item.hits)  # passed over

@@ -300,7 +300,7 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
 
 
-_GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat")
+_GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat", "hccl-notify-timeout")
 
 
 def _why_behind(case: Case, ranks: set[int], hits: list[Hit]) -> Iterable[Candidate]:

@@ -226,12 +226,23 @@ def _goes_well(case: Case, runs: list[Hit]) -> Iterable[Candidate]:
     at = max(index for index, hit in enumerate(runs) if _release(hit) != _release(runs[-1]))
     old, new = runs[at], runs[at + 1]
     failed = in_order((*_symptoms(case), *(item.hit for item in case.summary.tracebacks)))
-    failed_before = [hit for hit in failed if later(hit, old) and later(new, hit)]
+    failed_before = [hit for hit in failed if later(hit, old) and later(new, hit)] or _broke_off(case, old, new)
     works = any(later(line, new) for line in _lines(case, WORK)) and not any(later(hit, new) for hit in failed)
     if works and failed_before and case.hits("other-nccl") and _of_the_machine(case, old, new):
         title = f"with NCCL {_release(new)} instead of {_release(old)} the same run goes well"
         proof = [old, new, *failed_before[:3], *case.hits("other-nccl")[:1]]
         yield Candidate("sw.nccl-bug", 0.72, title, proof, cured=True)
+
+
+_OF_ALL = re.compile(r"(?<![\d./:-])(\d{1,7}) ?/ ?(\d{1,7})(?![\d./:-])")
+
+
+def _broke_off(case: Case, old: Hit, new: Hit) -> list[Hit]:
+    """The last step of the run that did not come to the number of steps that its own rows tell, where the next run did."""
+    steps = [(found, hit) for hit in _lines(case, ("progress",)) if (found := _OF_ALL.search(hit.text))]
+    earlier = [(found, hit) for found, hit in steps if later(hit, old) and later(new, hit)][-1:]
+    came_to_its_end = any(later(hit, new) and int(found[1]) == int(found[2]) for found, hit in steps)
+    return [hit for found, hit in earlier if came_to_its_end and int(found[1]) < int(found[2])]
 
 
 def _faster(case: Case, runs: list[Hit]) -> Iterable[Candidate]:

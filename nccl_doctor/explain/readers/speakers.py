@@ -29,6 +29,10 @@ _RANK = re.compile(r"\brank[ =:#]{0,2}(\d{1,6})\b", re.IGNORECASE)
 _HOST = re.compile(r"\W{0,4}([A-Za-z][A-Za-z_-]*\d[\w.-]*)[ :,|\t]")
 _RATE = re.compile(r"\s?(TFLOPS?|GFLOPS?|TFLOP/s|[GM]i?[Bb]/s(?:ec)?|(?:tokens?|samples|img|images)/s(?:ec)?)\b")
 # Who waits for others waits the less the later it comes itself; of a whole step all need the same.
+# Done once, at the start.
+_ONCE = re.compile(
+    r"\b(?:re)?(?:load|read|initiali|import|compil|warm|buil[dt]|cach|download|tokeni|start|set ?up)", re.IGNORECASE
+)
 _WAITING = re.compile(
     r"wait|comm|reduce|gather|sync|barrier|broadcast|total|step|iter|elapsed|epoch|eta", re.IGNORECASE
 )
@@ -53,7 +57,8 @@ def odd_ones(lines: Sequence[tuple[int, bytes]], shapes: dict[bytes, list[int]])
         for index in found[-_MOST_ROWS:]:
             rows.setdefault(_speaker(_text(lines[index][1])), []).append(lines[index])
         counts = [len(its) for its in rows.values()]
-        if "" not in rows and len(rows) >= _FEWEST and max(counts) <= min(counts) + 1:
+        once = max(counts) == 1 and _ONCE.search(_text(lines[found[0]][1]))
+        if "" not in rows and len(rows) >= _FEWEST and max(counts) <= min(counts) + 1 and not once:
             yield from _odd_one(rows)
 
 

@@ -12,6 +12,7 @@ says(
     "current working operator name is Hccl{call:word}",
     "call hccl api failed",
     "Task from HCCL run failed",
+    "ACL stream synchronize failed, error code:507048",
     role=Role.SYMPTOM,
     fold="HCCL error raised in Python",
     why="torch_npu's wrapping of an HCCL error: the EI code with its reason stands beside it, or in another rank's log.",

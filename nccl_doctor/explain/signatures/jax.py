@@ -130,8 +130,15 @@ says(
 says(
     "jax-own-shutdown",
     "Failed to retrieve preemption notice from coordination service: CANCELLED",
+    'grpc_message":"CANCELLED","grpc_status":1}',
     role=Role.HARMLESS,
     why="A task of JAX that leaves cancels its own question for a preemption notice.",
+)
+says(
+    "xla-newer-than-driver",
+    "older than the PTX compiler version",
+    role=Role.HARMLESS,
+    why="XLA compiles one kernel at a time with a driver older than its compiler: the first steps take longer.",
 )
 says(
     "xla-registered-twice",

@@ -363,6 +363,17 @@ says(
     title="UCX is asked for transports or devices that it does not have here: {names}",
     why="UCX_TLS or UCX_NET_DEVICES names a transport or device that this build or host lacks; UCX goes on with the others. Without its cuda ones it takes no GPU memory.",
 )
+_ADAPTERS = re.compile(r"'(?:mlx\d|rocep|rdma|ibp|bnxt|efa|irdma|hns|erdma)\w*[\d_]")
+says(
+    "ucx-no-adapter",
+    "devices {names} are not available, please use one or more of: {there}",
+    "device {names} is not available, please use one or more of: {there}",
+    cause="ib.device-not-found",
+    strength=0.74,
+    title="UCX does not find the adapters that it is asked for: {names}",
+    why="UCX_NET_DEVICES names RDMA devices that are not on this host, or not in its container; what is there stands behind it.",
+    where=lambda groups, line: _ADAPTERS.search(groups["names"]) is not None and not _ADAPTERS.search(groups["there"]),
+)
 says(
     "ucx-peer-gone",
     "UCX  {level:word} {error}",

@@ -381,7 +381,7 @@ says(
             )
         )
         and not re.search(
-            r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|"  # no part of a job's path
+            r"libGLX?\.|libEGL|libglib|libgthread|libSM\.|libICE|libX\w*\.so|libsndfile|libav\w+\.so|libnvinfer|"  # no part of a job's path
             r"libnccl-|libibverbs|libmlx|libefa|libfabric|libtpu|INFO (?:NET|TUNER|PROFILER|ENV)/|NET/Plugin|libcuda\.so\.1|libnvidia-ml|hns|rxe|"
             r"Failed to find CUDA library|"  # NCCL goes on without it
             r"[a-z]Warning: ",  # and Python behind a warning
