@@ -9,6 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, falling, rivals
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, complaints
+from nccl_doctor.explain.diagnoses.steps import starving
 from nccl_doctor.explain.diagnoses.tables import SCALE
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import hosts_of, later, shortened, speakers
@@ -99,7 +100,11 @@ def slow_network(case: Case) -> Iterable[Candidate]:
             [*rows[-3:], *case.hits("net-ib-using")[:2], *complaint[:2]],
             hosts=hosts_of(case.hits("net-ib-using")),
         )
-    elif complaint and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text)):
+    elif (
+        complaint
+        and (case.has("gdr-disabled") or case.between_hosts or rows or _MEASURED.search(complaint[0].text))
+        and not starving(case)
+    ):
         title = "the measured bandwidth is far below what is expected"
         few = [*case.env.get("NCCL_IB_HCA", ())[:2], *case.hits("net-ib-using")[:1]]  # fewer adapters than there are
         few += case.hits("no-net-plugin")[:1] if case.sockets else []  # without which NCCL does not use a cloud's

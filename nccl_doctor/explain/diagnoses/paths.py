@@ -10,6 +10,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.diagnoses.bandwidth import SOCKET_INTERFACE, busbw, gpus_per_host, slow_rows
 from nccl_doctor.explain.diagnoses.speed import communication_complaints, times_by_name
+from nccl_doctor.explain.diagnoses.steps import starving
 from nccl_doctor.explain.hang import SIGINT
 from nccl_doctor.explain.lines import hosts_of, in_order
 from nccl_doctor.explain.model import Hit
@@ -89,9 +90,9 @@ def host_talks_over_its_network(case: Case) -> Iterable[Candidate]:
 @diagnosis
 def network_held_back(case: Case) -> Iterable[Candidate]:
     """A variable leaves NCCL one or two channels, or the protocol for small messages, and the job of several hosts is told to be
-    slower than another one."""
+    slower than another one; its steps do not wait for data."""
     held, told = _set_to(case, _SLOW_LINKS), communication_complaints(case)
-    if held and told and case.between_hosts:
+    if held and told and case.between_hosts and not starving(case):
         names = " and ".join(sorted({f"{hit.groups['name']}={case.value(hit.groups['name'])}" for hit in held}))
         firsts = list({hit.groups["name"]: hit for hit in reversed(held)}.values())
         yield Candidate(
