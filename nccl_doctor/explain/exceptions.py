@@ -25,6 +25,7 @@ _LAUNCHERS_FILE = re.compile(
     r"deepspeed/launcher/|<frozen runpy>|/runpy\.py"
 )
 # Exceptions that only wrap what NCCL, Gloo, the store or the fabric reported.
+_STACK_OF_A_NODE = 60  # lines, of several ranks
 _WRAPPED = re.compile(
     r"gloo/transport|ProcessGroup(?:NCCL|Gloo|MPI|UCC|Wrapper)|\b(?:NCCL (?:error|operation|Error)|Nccl error,|NCCL_ERROR)|"
     r"\bnccl[A-Z]\w* failed: |nccl(?:Unhandled|System|Internal|Remote|Invalid)\w+Error|"
@@ -60,6 +61,7 @@ class Exceptions:
             if (
                 _WRAPPED.search(item.message[:400])
                 or (item.message.endswith(":") and any(self._tells(hit) for hit in item.more))
+                or self._of_a_graph(item)
                 or self._passes_on(item)
                 or self._restated(item)
                 or self._only_logged(item)
@@ -72,6 +74,11 @@ class Exceptions:
     def _tells(self, hit: Hit) -> bool:
         """Whether a further line of an exception's message is others' report, or a message that a signature knows."""
         return _WRAPPED.search(hit.text) is not None or place(hit) in self._meant
+
+    def _of_a_graph(self, item: Traceback) -> bool:
+        """Whether TensorFlow raised it for a node of its graph, and tells what the node met below the node's own stack."""
+        below = range(item.hit.line + 1, item.hit.line + _STACK_OF_A_NODE)
+        return item.message == "Graph execution error:" and any((item.hit.file, line) in self._meant for line in below)
 
     @functools.cached_property
     def _meant(self) -> set[tuple[str, int]]:

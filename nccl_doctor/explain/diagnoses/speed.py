@@ -253,7 +253,7 @@ _NO_SCALING = 4.0  # times: what no exchange over a network that is made for it 
 _WHERE = re.compile(
     r"\b(?:NNODES|NODE_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NCCL_\w+|HOSTS?)=\S+|"
     r"--(?:nnodes|num[_-](?:nodes|machines|processes)|node[_-]rank|machine[_-]rank|master[_-](?:addr|port)|main[_-]process[_-](?:ip|port)|"
-    r"rdzv[_-]\w+|hostfile|standalone|include)(?:[= ](?!-)\S+)?|^.*?[$#] "
+    r"rdzv[_-]\w+|hostfile|standalone|include)(?:[= ](?!-)\S+)?|^.*?[$#] |\s# .*$"
 )
 _OTHER_STEP = re.compile(r"global|accum|larger|bigger|longer|[x\u00d7] ?batch", re.IGNORECASE)
 

@@ -52,6 +52,7 @@ says(
     fold="JAX coordination service",
     title="a task of the JAX or TensorFlow job died or stopped answering",
     why="JAX's coordination service lost a task; that task's own lines say why.",
+    where=lambda groups, line: "unknown_target_for_coordination_leader" not in line,  # of one that leaves
 )
 says(
     "jax-leader-gone",
@@ -129,6 +130,7 @@ says(
 )
 says(
     "jax-own-shutdown",
+    "unknown_target_for_coordination_leader while calling /tensorflow.CoordinationService/GetKeyValue",
     "Failed to retrieve preemption notice from coordination service: CANCELLED",
     'grpc_message":"CANCELLED","grpc_status":1}',
     role=Role.HARMLESS,
