@@ -88,9 +88,8 @@ def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
         before = Case(attempts.before(whole, launches[-1]))
         of_before = ranking.rank(before)
         failed = verdict.reached(before, of_before, []) is Verdict.CAUSE_FOUND
-        if failed and not ranking.costs_speed(
-            before, of_before[0]
-        ):  # of slow runs others tell: some are compared on purpose
+        # Slow runs may be compared on purpose: their own rules tell.
+        if failed and not ranking.costs_speed(before, of_before[0]):
             of_before[0].title += "; a later run went well"
             return before, of_before
     return case, ranked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -56,17 +56,8 @@ def last_attempt(logs: Logs) -> Summary | None:
         hits = in_order((*hits, *lasts.values()))  # of lines alike only the first is in hits
         return HitGroup(len(hits), hits, lasts)
 
-    whole = logs.summary
-    groups = {name: kept(name, group) for name, group in whole.groups.items()}
-    return msgspec.structs.replace(
-        whole,
-        groups={name: group for name, group in groups.items() if group.hits},
-        tracebacks=[item for item in whole.tracebacks if of_it(item.hit)],
-        before={file: [hit for hit in hits if of_it(hit)] for file, hits in whole.before.items()},
-        tails={file: [hit for hit in hits if of_it(hit)] for file, hits in whole.tails.items()},
-        failed=[hit for hit in whole.failed if of_it(hit)],
-        last_of_rank={rank: hit for rank, hit in whole.last_of_rank.items() if of_it(hit)},
-    )
+    groups = {name: kept(name, group) for name, group in logs.summary.groups.items()}
+    return _only(logs.summary, groups, of_it)
 
 
 def before(logs: Logs, launch: Hit) -> Summary:
@@ -75,15 +66,19 @@ def before(logs: Logs, launch: Hit) -> Summary:
     def of_it(hit: Hit) -> bool:
         return hit.file != launch.file or hit.line < launch.line
 
-    whole = logs.summary
     groups = {
         name: HitGroup(
             group.count,
             [hit for hit in group.hits if of_it(hit)],
             {file: last for file, last in group.lasts.items() if of_it(last)},
         )
-        for name, group in whole.groups.items()
+        for name, group in logs.summary.groups.items()
     }
+    return _only(logs.summary, groups, of_it)
+
+
+def _only(whole: Summary, groups: dict[str, HitGroup], of_it: Callable[[Hit], bool]) -> Summary:
+    """The summary with these groups, and of all else the lines that belong to it."""
     return msgspec.structs.replace(
         whole,
         groups={name: group for name, group in groups.items() if group.hits},

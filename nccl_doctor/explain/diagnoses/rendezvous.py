@@ -192,9 +192,8 @@ def hosts_disagree_on_a_name(case: Case) -> Iterable[Candidate]:
             return
 
 
-_UNKNOWN_NAME = re.compile(
-    r"gai error: -[23]\b"
-)  # no such name, or nobody who could tell; -5 and -9: no address of that family
+# No such name, or nobody who could tell; -5 and -9: no address of that family.
+_UNKNOWN_NAME = re.compile(r"gai error: -[23]\b")
 
 
 @diagnosis
