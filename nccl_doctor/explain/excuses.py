@@ -215,13 +215,12 @@ _IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
 
 
 def _the_disk_failed(case: Case, hit: Hit) -> bool:
-    """Whether the file that could not be written to its end lies on storage that failed: the same process, or its host's kernel,
-    says so."""
+    """Whether the file that could not be written to its end lies on storage that failed, as another line of its rank says."""
     if hit.signature != "zip-writer-cut-off":
         return False
-    errors = [item.hit for item in case.summary.tracebacks if item.type == "OSError" and _IO_ERROR.search(item.message)]
-    lines = [one for one in (*errors, *case.hits("error-line", "lustre-unanswered")) if one.rank == hit.rank]
-    return any(one in errors or one.signature == "lustre-unanswered" or _IO_ERROR.search(one.text) for one in lines)
+    raised = [item.hit for item in case.summary.tracebacks if _IO_ERROR.search(f"{item.type}: {item.message}")]
+    told = [one for one in case.hits("error-line") if _IO_ERROR.search(one.text)]
+    return any(one.rank == hit.rank for one in (*raised, *told, *case.hits("lustre-unanswered")))
 
 
 _STOPPING = re.compile(r"\bpod/([a-z0-9.-]+)\s+Stopping container")

@@ -573,7 +573,7 @@ says(
     every=True,
     why="A command behind a shell's prompt that starts a program: what stands below it is another run than what stands above.",
     pattern=re.compile(
-        r"(?:^|(?<=\s))(?:[\w.@:~/\[\]()-]{0,60}[$#]|\+) (?:\w+=\S+ )*(?:sudo |time |exec )?"
+        r"(?:^|(?<=\s))(?:[\w.@:~/\[\]()-]{0,60}[$#]) (?:\w+=\S+ )*(?:sudo |time |exec )?"
         r"(?:torchrun|python3?|mpirun|mpiexec|srun|deepspeed|accelerate launch|docker run|vllm serve|\S{0,80}_perf) "
     ),
 )
