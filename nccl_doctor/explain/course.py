@@ -62,6 +62,7 @@ _RETRIES = frozenset(
         "ray-too-small",
         "waiting-for-placement",
         "serving-watchdog",
+        "engine-waits-for-nodes",
         "grpc-unavailable",
         "server-awaited",
         "inference-server-awaited",

@@ -13,12 +13,12 @@ from nccl_doctor.explain.lines import just_below, place
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit, Role, Traceback
 
-# Of launchers, and of frameworks that wrap any error of their own or another process so (EnforceNotMet: Paddle).
+# Of launchers, and of frameworks that wrap any error of their own or another process so (EnforceNotMet: Paddle; Py4JJavaError: Spark).
 LAUNCHER = re.compile(
     r"(?:ChildFailedError|SignalException|ProcessExitedException|ProcessRaisedException|CalledProcessError|SystemExit|"
     r"RayTaskError|RayActorError|ActorDiedError|RendezvousGracefulExitError|WorkerCrashedError|"
     r"WorkerGroupError|ControllerError|TrainingFailedError|WorkerGroupStartup\w+Error|WorkerHealthCheckFailedError|"
-    r"GetTimeoutError|RayGetError|EnforceNotMet)"
+    r"GetTimeoutError|RayGetError|EnforceNotMet|Py4JJavaError)"
 )
 _LAUNCHERS_FILE = re.compile(
     r"/bin/(?:torchrun|accelerate|deepspeed)\b|torch/distributed/(?:run|launch|launcher|elastic)\b|accelerate/commands/|"

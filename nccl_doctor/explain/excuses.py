@@ -7,8 +7,9 @@ from collections.abc import Callable
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.hang import CRASHED, GAVE_UP
-from nccl_doctor.explain.lines import came_after, just_below, later
+from nccl_doctor.explain.lines import came_after, just_below, later, place
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.processes import of_same_process
 from nccl_doctor.explain.signatures.system import SHELL_KILLED
 
 _CANCELLED = re.compile(r"CANCELLED AT|Force Terminated")
@@ -26,7 +27,7 @@ def _of_a_debugger(case: Case, hit: Hit) -> bool:
 def _follows_failed_task(case: Case, hit: Hit) -> bool:
     """Whether Slurm cancelled the step after a task had failed, waited in vain or could not start: it is no cause then."""
     if not _CANCELLED.search(hit.text) or "DUE TO" in hit.text:
-        return False
+        return "DUE TO TASK FAILURE" in hit.text
     failed = [item for item in case.hits("mpi-abort", "sigkill") if _TASK_FAILED.search(item.text)]
     failed += case.hits(
         "watchdog-timeout", "watchdog-down", "monitored-barrier", *(CRASHED if "STEP" in hit.text else ())
@@ -44,7 +45,12 @@ def _ended_by_others(case: Case, hit: Hit) -> bool:
     """Whether this is only how a program ends that had given up: a watchdog's SIGKILL, of which the shell tells, or Slurm's
     after another task had failed, a launcher's of a process that it had told to stop, the stop of a launcher after another
     one had seen its rank fail, the trap of a kernel that has waited in vain for other ranks, a crash after XLA had aborted
-    its communicators, a fabric manager that found no switch to manage, or a worker of Ray whose own watchdog ended it."""
+    its communicators, a fabric manager that found no switch to manage, a worker of Ray whose own watchdog ended it, or a process
+    that somebody says he killed."""
+    if hit.signature == "sigkill" and (told := case.hits("sends-sigkill")):
+        seen = case.hits("sigkill") if place(hit) in set(map(place, told)) else []
+        if of_same_process(hit, [*told, *seen]):
+            return True
     if hit.signature == "sigkill" and (pid := _KILLED_PID.search(hit.text)):
         before = [told for told in case.hits("sigterm-workers") if f" process {pid[1]} " in told.text]
     elif hit.signature in ("sigkill", "shell-killed") and SHELL_KILLED.search(hit.text):

@@ -17,7 +17,7 @@ def just_below(one: Hit, other: Hit, lines: int) -> bool:
     return one.file == other.file and 0 < one.line - other.line <= lines
 
 
-_SAME_TIME = 2.0  # seconds: what is told so soon after may be older
+SAME_TIME = 2.0  # seconds: what is told so soon after may be older
 
 
 def in_order(hits: Iterable[Hit]) -> list[Hit]:
@@ -40,7 +40,7 @@ def later(one: Hit, other: Hit) -> bool:
 
 def came_after(one: Hit, other: Hit) -> bool | None:
     """Whether ``one`` is later than ``other``, by their times or their place; None if that cannot be told."""
-    if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > _SAME_TIME:
+    if one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > SAME_TIME:
         return one.seconds > other.seconds
     return one.line > other.line if one.file == other.file else None
 

@@ -34,6 +34,15 @@ def _hosts_in_table(rows: Iterable[Hit]) -> Iterator[tuple[str, int]]:
             yield above.groups["host"], int(hit.groups["rank"])
 
 
+_ENDED = re.compile(r"(?:\bpid[ :=]{1,2}|\bprocess |\bkill -(?:9|KILL) )(\d+)\b", re.IGNORECASE)
+
+
+def of_same_process(hit: Hit, told: Iterable[Hit]) -> list[Hit]:
+    """Of other lines those that name the process which this one names by its number, as who ended it and who saw it end do."""
+    pids = set(_ENDED.findall(hit.text))
+    return [one for one in told if pids and place(one) != place(hit) and pids & set(_ENDED.findall(one.text))]
+
+
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
 
 

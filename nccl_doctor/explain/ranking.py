@@ -9,7 +9,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.course import LINES_AFTER, MANY_LINES
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.hang import SIGINT
-from nccl_doctor.explain.lines import came_after, later, place
+from nccl_doctor.explain.lines import SAME_TIME, came_after, later, place
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.slowdown import slowed
 
@@ -339,7 +339,20 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
     if cause.id == "unrelated":
         return came_after(_first(effect), _first(cause)) is True
     # Two plausible ones, the effect of a kind that usually comes late: it keeps its place only if it came first.
-    return came_after(_first(cause), _first(effect)) is not True
+    return came_after(_first(cause), _first(effect)) is not True or _side_by_side(cause, effect)
+
+
+_MERGED = 60  # lines: a launcher passes on what ranks say in the same second in any order
+
+
+def _side_by_side(cause: Candidate, effect: Candidate) -> bool:
+    """Whether a process's own error and the adapters' complaints, which no longer reach it, stand close together, and no times tell
+    them apart: the one brings the other about, and never the other way round."""
+    one, other = _first(cause), _first(effect)
+    if (cause.id, effect.id) != ("app.rank-exception", "ib.retry-exceeded") or cause.vague:
+        return False
+    apart = one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > SAME_TIME
+    return not apart and one.file == other.file and abs(one.line - other.line) <= _MERGED
 
 
 _BY_THE_ADAPTER = frozenset(("ib.retry-exceeded", "ib.gdr"))

@@ -124,7 +124,7 @@ def _over_sockets(case: Case, rows: list[Hit], best: float) -> Iterable[Candidat
     if rows and best < 60 and (eight or _server_gpus(case)):
         title = f"the nodes talk over TCP sockets: {best:.0f} GB/s bus bandwidth at large sizes"
         yield Candidate("net.slow", 0.8, title, proof, hosts=hosts_of(case.sockets))
-    elif complaint or (eight and _server_gpus(case)):
+    elif complaint or (eight and _server_gpus(case) and not rows and not case.has("mnnvl-used")):
         title = "the nodes talk over TCP sockets although these machines have faster networks"
         if tunnels := [name for hit in proof for name in SOCKET_INTERFACE.findall(hit.text) if _TUNNEL.match(name)]:
             title = f"the nodes' data goes over {tunnels[0]}, a tunnel"
@@ -297,17 +297,34 @@ def gpudirect_on_some_hosts(case: Case) -> Iterable[Candidate]:
 _TOO_FAR = re.compile(r"distance \d+ > \d+")
 
 
+def _same_tests(case: Case) -> list[Hit]:
+    """What several runs of a test reached, slowest first: their averages, or the rows of a size, whichever are further apart. A row
+    may be of a run on one host: one beside another counts where it is a small part of what the adapters carry."""
+    by_size: dict[str, list[Hit]] = {"": case.hits("busbw-average")}
+    rows = slow_rows(case)
+    if min(map(busbw, rows), default=0.0) < max(_ONE_PORT, _LITTLE * (_carried(case) or _usual(case))):
+        for row in rows:
+            by_size.setdefault(row.groups["size"], []).append(row)
+    told = [sorted(hits, key=busbw) for hits in by_size.values() if hits and min(map(busbw, hits)) > 0]
+    return max(told, key=lambda hits: busbw(hits[-1]) / busbw(hits[0]), default=[])
+
+
 @diagnosis
 def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
-    """NCCL leaves GPUDirect RDMA out because GPU and adapter are far apart, and a second run of the same test is much faster."""
+    """NCCL leaves GPUDirect RDMA out because GPU and adapter are far apart, or a topology file is not there to say that they are
+    near, and a second run of the same test is much faster."""
     far = [hit for hit in case.hits("gdr-disabled") if _TOO_FAR.search(hit.text)]
-    runs = sorted(case.hits("busbw-average"), key=lambda hit: float(hit.groups["busbw"]))
-    if far and runs and float(runs[-1].groups["busbw"]) > _MUCH_FASTER * float(runs[0].groups["busbw"]) > 0:
-        title = (
-            f"without GPUDirect RDMA {runs[0].groups['busbw']} GB/s, in another run {runs[-1].groups['busbw']} GB/s: "
-            "GPU and adapter are on different sockets"
-        )
-        yield Candidate("net.slow", 0.68, title, [*far[:3], runs[0], runs[-1]], *speakers(far))
+    runs = _same_tests(case)
+    if far and runs and busbw(runs[-1]) > _MUCH_FASTER * busbw(runs[0]):
+        unread = case.hits("topology-file")[:2]
+        why = "GPU and adapter are on different sockets"
+        if unread:
+            why = "the topology file that NCCL was given cannot be read"
+        title = f"without GPUDirect RDMA {busbw(runs[0]):g} GB/s, in another run {busbw(runs[-1]):g} GB/s: {why}"
+        proof = [*unread, *far[:3], runs[0], runs[-1]]
+        if unread:
+            yield Candidate("env.bad-nccl-var", 0.76, title, proof, *speakers(unread), slows=True)
+        yield Candidate("net.slow", 0.68, title, proof, *speakers(far))
         yield Candidate("ib.gdr", 0.5, title, far)
 
 

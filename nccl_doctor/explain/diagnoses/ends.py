@@ -11,7 +11,8 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.words import gave_up
 from nccl_doctor.explain.lines import came_after, ending, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.processes import failure_table
+from nccl_doctor.explain.processes import failure_table, of_same_process
+from nccl_doctor.explain.readers import prefix
 
 
 @diagnosis
@@ -215,6 +216,16 @@ def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
     if full is not None and killed is not None and came_after(killed, full):
         title = "SIGKILL when the host's memory was nearly full"
         yield Candidate("sys.host-oom", 0.78, title, [full, killed])
+
+
+@diagnosis
+def killed_by_whoever_says_so(case: Case) -> Iterable[Candidate]:
+    """Somebody's script tells which process it ends by SIGKILL, and a launcher saw just that one end so: memory was not why."""
+    for sender in case.hits("sends-sigkill"):
+        ended = of_same_process(sender, case.hits("sigkill"))
+        if ended:
+            title = f"the process was ended on purpose: {shortened(prefix.parse(sender.text).body.strip(), 120)}"
+            yield Candidate("launch.killed", 0.86, title, [sender, *ended], *speakers([sender, *ended]))
 
 
 @diagnosis

@@ -42,10 +42,11 @@ def _own(case: Case) -> list[Traceback]:
 
 
 def _is_library_noise(item: Traceback) -> bool:
-    """Raised while the interpreter ends or in helper threads: says nothing about the cause."""
-    return item.type.endswith(
-        ("BrokenPipeError", "ConnectionResetError", "EOFError", "SystemExit", "StopAsyncIteration")
-    )
+    """Raised while the interpreter ends or in helper threads: says nothing about the cause. A pipe that closed has no message; a
+    reader that meets the end of a file too early names it."""
+    if item.type.endswith("EOFError"):
+        return not item.message
+    return item.type.endswith(("BrokenPipeError", "ConnectionResetError", "SystemExit", "StopAsyncIteration"))
 
 
 _LOCAL_RANK = re.compile(r"\[default(\d{1,4})\]:")  # torchrun's prefix; which rank that is, the node's number decides

@@ -13,6 +13,7 @@ from nccl_doctor.explain.model import Hit
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
+_LATE = re.compile(r"timed out task names:((?:\\n/job:\S+?/task:\d+)+)")  # an exception's text in one line
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
 _MISSED = re.compile(r"heartbeat timeout|stopped sending heartbeats")  # whenever that is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
@@ -20,6 +21,12 @@ _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection r
 
 def _after(hit: Hit, others: list[Hit]) -> bool:
     return any(later(hit, one) for one in others)
+
+
+def _late_tasks(text: str) -> list[str]:
+    """Which tasks a line says were late at a barrier: one a line, or all behind their heading."""
+    inline = _LATE.search(text)
+    return re.findall(r"/(task:\d+)", inline[1]) if inline else _TASK.findall(text)
 
 
 @diagnosis
@@ -47,7 +54,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
             "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
         )
     else:
-        rows = [hit for hit in case.hits("jax-barrier-count-rows") if _TASK.search(hit.text)]
+        rows = [hit for hit in (*case.hits("jax-barrier-count-rows"), *hits) if _late_tasks(hit.text)]
         # What is said of the service after the time-out tells that this ended it.
         told = case.hits("coordination-service", "grpc-unavailable", "jax-task-silent")
         silent = any(_GONE.search(hit.text) and (not _after(hit, hits) or _MISSED.search(hit.text)) for hit in told)
@@ -55,7 +62,7 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         late = [] if silent or crashed else rows
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
-            missed = dict.fromkeys(_TASK.findall(hit.text)[0] for hit in late)
+            missed = dict.fromkeys(task for hit in late for task in _late_tasks(hit.text))
             title += f": {', '.join(list(missed)[:4])} did not, and none of its heartbeats is missed"
         yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
 

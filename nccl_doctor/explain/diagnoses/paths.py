@@ -128,6 +128,7 @@ def adapters_forbidden(case: Case) -> Iterable[Candidate]:
 
 
 _SOME_ROWS = 3
+_LOCAL = re.compile(r"//(?:localhost|127\.|\[::1\])")
 _TOKENS = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+)")
 _READABLE = 10.0  # tokens a second for each request: a reader's pace, which a model in one host leaves far behind
 
@@ -231,3 +232,15 @@ def slow_interface(case: Case) -> Iterable[Candidate]:
         title = f"the hosts talk over an interface of {slow[0][0]:.0f} Mb/s"
         proof = [*(hit for _, hits in slow[:2] for hit in hits[-1:]), *sockets[:2], *using[:2]]
         yield Candidate("net.slow", 0.68, title, proof, hosts=hosts_of(sockets))
+
+
+@diagnosis
+def side_channel_of_another_engine(case: Case) -> Iterable[Candidate]:
+    """vLLM's decode engine asks for a peer's cache where the peer said, and another engine answers: it computes everything anew."""
+    hits = case.hits("nixl-other-engine")
+    if hits:
+        asked = case.hits("nixl-asks")
+        title = "another engine answers where a peer's NIXL side channel is looked for"
+        if asked and _LOCAL.search(asked[0].text):
+            title += ": its address is localhost (VLLM_NIXL_SIDE_CHANNEL_HOST)"
+        yield Candidate("net.wrong-interface", 0.78, title, [*hits[:2], *asked[:2], *hits[2:4]], slows=True)

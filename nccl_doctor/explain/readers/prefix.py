@@ -215,7 +215,8 @@ def _task(line: Line, found: re.Match[str] | None) -> tuple[int, str] | None:
 def _rank(line: Line, found: re.Match[str] | None) -> tuple[int, str] | None:
     if found is None:
         return None
-    line.rank = int(found.group("rank"))
+    if line.rank is None or "[rank" in found.group():  # behind torch's own tag, "[Rank 0]" is the number in a group
+        line.rank = int(found.group("rank"))
     return found.end(), f"r{line.rank}"
 
 

@@ -89,6 +89,12 @@ says(
     why="They must agree on version, model, data type, page size and layout of the cache.",
 )
 says(
+    "nixl-other-engine",
+    "Remote NIXL agent engine ID mismatch",
+    why="An engine tells its peers the address of its side channel: VLLM_NIXL_SIDE_CHANNEL_HOST, localhost where it is not set. On another node that is the asking engine itself. Set it to an address that the peers reach, and its port (VLLM_NIXL_SIDE_CHANNEL_PORT) apart for each engine of a host.",
+)
+says("nixl-asks", "Querying metadata on path: {path}", why="Where an engine looks for a peer's NIXL side channel.")
+says(
     "nixl-plugin",
     "createBackend: unsupported backend '{backend}'",
     "getPluginParams: backend '{backend}' not found",

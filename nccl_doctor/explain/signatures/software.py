@@ -468,6 +468,29 @@ says(
         "thread: [" not in line and "num_file_bytes" not in line and _C_ASSERTION.search(line) is not None
     ),  # of a kernel; of swap-file-short
 )
+# What the C++ library throws where a program asks it for what cannot be; a std::runtime_error is anybody's, torch's watchdog's too.
+_OF_THE_PROGRAM = re.compile(
+    r"instance of 'std::(?:out_of_range|logic_error|length_error|domain_error|invalid_argument|range_error|overflow_error|bad_cast|"
+    r"bad_any_cast|bad_variant_access|bad_optional_access|bad_function_call|regex_error|ios_base::failure\S*|\S*filesystem_error)'"
+)
+says(
+    "native-exception",
+    "terminate called after throwing an instance of 'std::{what}'",
+    "Fortran runtime error: {what}",  # gfortran
+    "forrtl: severe ({code:int}): {what}",  # Intel's
+    "panicked at {what}",  # Rust
+    "panic: runtime error: {what}",  # Go
+    'Exception in thread "main" {what}',  # Java
+    "ERROR: LoadError: {what}",  # Julia
+    cause="app.rank-exception",
+    strength=0.72,
+    title="native code ended a process with an error of its own: {what}",
+    page="app.rank-exception.native",
+    why="The runtime of the language that this part of the program is written in says what nobody caught; its peers lose the process.",
+    where=lambda groups, line: (
+        _OF_THE_PROGRAM.search(line) is not None if "terminate called" in line else "process killed" not in line
+    ),
+)
 _FATAL_CHECK = re.compile(r"(?:^|[^\s:]:\d+\] +)Check failed: |\bC \d+ \d+\] .*:\d+: +Check failed: ")
 _CHECKS_KNOWN_BETTER = re.compile(r"nccl|cuda|hip|rpc|connect|bind|socket|memory", re.IGNORECASE)
 says(

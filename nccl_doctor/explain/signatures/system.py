@@ -169,6 +169,9 @@ says(
     "Memory limit exceeded",
     "oom_reaper: reaped process",
     "Killed (out of memory)",
+    "beyond the 'PHYSICAL' memory limit",  # YARN, and before Hadoop 3
+    "running beyond physical memory limits",
+    "ontainer killed by YARN for exceeding",  # Spark
     "exceeds memory limit",
     "Detected {count:int} oom",
     "OOM Killed",
@@ -242,6 +245,16 @@ says(
     ),
 )
 
+says(
+    "sends-sigkill",
+    "ending SIGKILL",
+    "ent SIGKILL",
+    "kill -9 {pid:int}",
+    "kill -KILL {pid:int}",
+    why="Somebody or some script ends processes: which, the numbers tell.",
+    # torchrun at the end of its patience; whoever watches over memory is known by the signature of that
+    where=lambda groups, line: re.search(r"via Signals\.|earlyoom|oom|memory", line, re.IGNORECASE) is None,
+)
 says(
     "paging-file",
     "The paging file is too small for this operation to complete",
@@ -614,6 +627,8 @@ says(
     "node-died",
     "error: Nodes {nodes:word} not responding",
     "lost contact with job shell on broker {node:word}",  # Flux
+    "({node:word}) requested job terminate, 'EOF'",  # PBS: the connection to that node's daemon ended
+    "received SISTER_EOF attempting to communicate",
     "type=node-failure",  # Flux
     "unexpectedly rebooted",
     "Node {node:word} rebooted {seconds:int} secs ago",

@@ -317,3 +317,9 @@ def test_connections_that_nobody_answers_show_that_the_networks_are_apart() -> N
 
 def test_horovods_prefix_names_the_rank() -> None:
     assert prefix.parse("[4]<stderr>:step 5 loss 2.1").rank == 4
+
+
+def test_a_ranks_number_in_a_group_is_not_its_rank() -> None:
+    told = "[E812 05:04:45.721114830 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation timeout"
+    assert prefix.parse(f"3: [rank3]:{told}").rank == prefix.parse(f"[rank3]:{told}").rank == 3
+    assert prefix.parse(told).rank == 0
