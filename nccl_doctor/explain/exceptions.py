@@ -40,6 +40,7 @@ _PIPES = re.compile(
     r"(?:(?:EOF|Unpickling|Permission)Error \S*multiprocessing[/\\](?:spawn|reduction)|"
     r"(?:EOF|BrokenPipe|ConnectionReset)Error \S*multiprocessing[/\\](?:connection|queues|reduction|resource_sharer))\.py:"
 )
+_GLOO_WAIT = "Timed out waiting"
 _BEHIND = 6  # lines: torchrun tells of a worker's exit, then its traceback begins
 _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
@@ -113,6 +114,12 @@ class Exceptions:
         told = self._logs.hits("torchrun-exit", "torchrun-failed")
         follows = any(just_below(item.hit, hit, _BEHIND) for hit in told)
         return follows and all(map(_LAUNCHERS_FILE.search, item.frames))
+
+    @functools.cached_property
+    def waited_with_gloo(self) -> list[Traceback]:
+        """Where a rank ran into Gloo's time-out of a send or receive: it was there, and waited."""
+        told = [item for item in self._logs.summary.tracebacks if "socket-timeout" in item.known]
+        return [item for item in told if _GLOO_WAIT in item.message + item.hit.text]
 
     @functools.cached_property
     def of_pipes(self) -> list[Traceback]:

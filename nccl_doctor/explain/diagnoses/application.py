@@ -402,14 +402,16 @@ _TOGETHER = 60.0  # seconds: ranks that give up so soon after each other came to
 
 
 def _waited_from_the_start(case: Case) -> set[int]:
-    """Ranks that gave up together with the first one, in the same work: they were there, whatever they had done before."""
+    """Ranks that gave up together with the first one, in the same work: they were there, whatever they had done before. In Gloo's
+    words, whoever ran into a time-out of its own: who comes late finds closed connections."""
     ends = [(item.hit.seconds or 0.0, item) for item in case.work if item.hit]  # zero: its line has no time
     began, first = min(ends, key=lambda end: end[0], default=(0.0, None))
-    return {
+    together = {
         item.rank
         for end, item in ends
         if first and (item.group, item.sequence) == (first.group, first.sequence) and end - began < _TOGETHER
     }
+    return together | ranks_of(item.hit for item in case.exceptions.waited_with_gloo)
 
 
 _DONE = re.compile(r"\b(?:saved|done|finished|completed?|took)\b|\bin \d+(?:\.\d+)? ?(?:m?s|sec)", re.IGNORECASE)

@@ -330,6 +330,7 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
 
 _RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])i?(B/s|Bps|bit/s)")
 _TIMED = re.compile(r"(\d{7,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
+_TOOK = re.compile(r"(\d+(?:\.\d+)?) ?([MG])i?B in (\d+(?:\.\d+)?) ?(m?s)\b")
 _COLLECTIVE = re.compile(r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", re.I)
 _TRANSFER = re.compile(
     r"load|writ|wrote|\bread|\bcop(?:y|ied)|\bsav|checkpoint|\bs3\b|disk|fetch|stag(?:e|ing)|dataset", re.I
@@ -338,11 +339,17 @@ _GIGABIT_ETHERNET, _LESS = 130.0, 50.0  # MB/s: what it carries, and what proves
 
 
 def _rates(hit: Hit) -> list[float]:
-    """The rates in MB/s that a line tells, or by its bytes and milliseconds; small messages take as long as large ones."""
+    """The rates in MB/s that a line tells, or by its bytes and the time they took; small messages take as long as large ones."""
     if timed := [float(size) / 1000 / float(time) for size, time in _TIMED.findall(hit.text) if float(time)]:
         return timed
     if _TRANSFER.search(hit.text) or not _COLLECTIVE.search(hit.text):
         return []
+    took = [
+        (float(size) * SCALE[prefix] / 1e6, float(time) / (1000 if unit == "ms" else 1))
+        for size, prefix, time, unit in _TOOK.findall(hit.text)
+    ]
+    if took:
+        return [size / seconds for size, seconds in took if seconds and size >= 1]
     told = _RATE.findall(hit.text)
     return [float(number) * SCALE[prefix] / (8e6 if unit == "bit/s" else 1e6) for number, prefix, unit in told]
 

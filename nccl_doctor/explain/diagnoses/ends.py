@@ -101,6 +101,28 @@ def crash_inside_nccl(case: Case) -> Iterable[Candidate]:
         yield Candidate("sw.nccl-bug", 0.78, title, proof, *speakers(frames))
 
 
+_OF_NCCL = (
+    "nccl-version",
+    "nccl-init-start",
+    "nccl-warn",
+    "nccl-error-text",
+    "nccl-trail",
+    "nccl-frame",
+    "watchdog-timeout",
+)
+
+
+@diagnosis
+def crash_of_one_rank(case: Case) -> Iterable[Candidate]:
+    """One rank of a job that speaks of Gloo and never of NCCL ended by a segmentation fault, once all were connected: native code that
+    it calls is likelier at fault than a library that all ranks use alike."""
+    crashed = {rank for rank, code in case.exits.items() if code in (-11, 139)}
+    over_gloo = case.has("gloo-closed", "gloo-connected") and not case.has(*_OF_NCCL)
+    if len(crashed) == 1 and over_gloo and not case.has("crash-stack"):
+        title = f"rank {min(crashed)} alone crashed in native code; which, these lines do not say"
+        yield Candidate("app.rank-exception", 0.48, title, case.hits("segfault"), crashed)
+
+
 @diagnosis
 def crash_inside_ucx(case: Case) -> Iterable[Candidate]:
     """UCX's crash handler showed a stack, and a function of UCX is in it: mostly it copied as the host's what is memory of a GPU,

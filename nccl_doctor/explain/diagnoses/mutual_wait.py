@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 
-_GLOO_WAIT = "Timed out waiting"
-
 
 @diagnosis
 def everybody_waited(case: Case) -> Iterable[Candidate]:
@@ -18,13 +16,10 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
     other: other collectives or another order on some of them, or a ring of sends and receives. (What is left is a
     network that lets connections be made and then drops their traffic.)
 
-    Where nothing tells how many ranks there are, one more may be late that has not said a word: that decides nothing.
+    Where nothing tells how many ranks there are, one more may be late that has not said a word: that decides nothing, unless those
+    that speak wait in different places of the program.
     """
-    waited = {
-        item.hit.rank: item
-        for item in case.summary.tracebacks
-        if item.hit.rank is not None and "socket-timeout" in item.known and _GLOO_WAIT in item.message + item.hit.text
-    }
+    waited = {item.hit.rank: item for item in case.exceptions.waited_with_gloo if item.hit.rank is not None}
     if case.world < 2 or len(waited) < case.world or case.exceptions.ordinary:
         return
     places = sorted({item.where for item in waited.values() if item.where})
@@ -41,6 +36,6 @@ def everybody_waited(case: Case) -> Iterable[Candidate]:
         title = (
             f"the {case.world} ranks that speak waited for each other {where} until their time-outs; are there more?"
         )
-        strength = 0.45
+        strength = 0.56 if len(places) > 1 else 0.45
     proof = [item.hit for _, item in sorted(waited.items())]
     yield Candidate("app.collective-mismatch", strength, title, proof, set(waited))

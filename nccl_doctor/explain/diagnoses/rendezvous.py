@@ -332,6 +332,18 @@ def members_missing(case: Case) -> Iterable[Candidate]:
 
 
 @diagnosis
+def answers_pings_only(case: Case) -> Iterable[Candidate]:
+    """The master waited for the others, whose connections to it got no answer at all, while its host answers pings: what is between
+    lets those pass and drops connections."""
+    waited, tried, pings = case.hits("joined-partly"), case.hits("master-timeout"), case.hits("round-trip")
+    if waited and tried and pings and not case.has("ping-loss"):
+        title = (
+            "the master waits, its host answers pings, and connections to it get no answer: they are dropped on the way"
+        )
+        yield Candidate("net.firewall", 0.82, title, [*tried[:2], waited[0], pings[0]])
+
+
+@diagnosis
 def came_too_late(case: Case) -> Iterable[Candidate]:
     """The store gave up with ranks missing, and on the same machine nobody can reach it afterwards: they came too late."""
     gave_up = next((hit for hit in case.hits("joined-partly") if hit.groups.get("seconds")), None)

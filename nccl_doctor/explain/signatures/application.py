@@ -546,6 +546,13 @@ says(
     title="Slurm's command ends at once: {message}",
     why="srun, sbatch or salloc refuse their options, variables or configuration before anything runs.",
 )
+# What somebody looks with for what is wrong: that it is not installed there stops no job.
+_LOOKED_FOR = re.compile(
+    r"\b(?:nc|ncat|netcat|telnet|ping6?|arping|fping|traceroute|tracepath|mtr|nslookup|dig|host|getent|ip|ifconfig|route|arp|ss|netstat|lsof|"
+    r"fuser|tcpdump|ethtool|iperf3?|qperf|nmap|nft|iptables|ufw|ib\w+|perfquery|rdma|mst|mlx\w+|show_gids|nvidia-smi|nvidia-bug-report\S*|dcgmi|rocm-smi|"
+    r"lspci|numactl|lstopo|dmesg|journalctl|strace|ltrace|gdb|py-spy|htop|top|free|vmstat|pstack|curl|wget|jq|rg|tree|sensors|"
+    r"locate|file): (?:line \d+: )?(?:command )?not found"
+)
 says(
     "shell-missing",
     "command not found",
@@ -575,6 +582,7 @@ says(
         "etcd" not in line
         and "torch.distributed" not in line
         and not _GOES_WITHOUT.search(line)
+        and not _LOOKED_FOR.search(line)
         and ("number" not in groups or "bin/" in groups["program"])  # of a shell, that may also miss a file
     ),
 )

@@ -10,6 +10,10 @@ from nccl_doctor.explain.signatures import says
 # "done" says it only alone on its line or in front: "done", "rank 3: done", "done: best batch size 12".
 _DONE = re.compile(r"\bdone\b", re.IGNORECASE)
 _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in |[ .!:]|$)", re.IGNORECASE)
+# each rank's own exit status, which no pipe behind the job hides
+_RANKS_EXITED = re.compile(
+    r"\b(?:ranks|workers|processes|tasks|nodes) (?:all )?exited with (?:code |status )?0(?:(?:, | and )0)*\W*$"
+)
 # what succeeds at the end of a job, and what does before its work: a job that hangs in its first collective has said that too
 _WORK = re.compile(
     r"finish|complet|\bend(?:s|ed)?\b|exit|\bran\b|\brun|job|train|test|bench|eval|export|\bsav|sync|upload|\bwr[io]t|"
@@ -229,6 +233,8 @@ says(
     "steps completed",
     "epochs completed",
     "ll done",
+    "ll {what} done, exit status 0",
+    "s exited with 0",
     " passed in ",
     " passed, {others} in ",
     "run_stop{}status{}success",  # MLPerf's log
@@ -244,6 +250,7 @@ says(
     where=lambda groups, line: (
         not _BADLY.search(line)
         and not _PREPARED.search(line)
+        and ("s exited with 0" not in line or _RANKS_EXITED.search(line) is not None)
         and ("trials: " not in line or _most_trials_ended_well(line))
         and (_A_SCHEDULERS.search(line) is None or _OF_A_WHOLE_JOB.search(line) is not None)
     ),
@@ -320,6 +327,10 @@ says(
     "timed-collective",
     " bytes {between}ms",
     "bytes: {between}ms",
+    " MB in {seconds:num}",
+    " MiB in {seconds:num}",
+    " GB in {seconds:num}",
+    " GiB in {seconds:num}",
     sampled=True,
     why="A collective of some size and how long it took.",
     pattern=re.compile("reduce|gather|broadcast|all_?to_?all|collective|send", re.IGNORECASE),

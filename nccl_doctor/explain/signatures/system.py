@@ -117,7 +117,11 @@ says(
     title="no more threads or processes can be created (EAGAIN)",
     why="pthread_create or fork returned EAGAIN: the user's process limit, the cgroup's pids limit, or the container's.",
     where=lambda groups, line: (
-        bool(re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE))
+        # what std::thread throws has no other words
+        bool(
+            re.search(r"thread|fork|NPROC|pids|clone|process|BlockingIOError", line, re.IGNORECASE)
+            or re.search(r"(?:RuntimeError|what\(\)): +Resource temporarily unavailable\W*$", line)
+        )
         and not re.search(r"accept|recv|send|connect|propagate", line, re.IGNORECASE)
     ),  # sockets that need no answer now, Slurm's limits
 )

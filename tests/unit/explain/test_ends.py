@@ -423,3 +423,16 @@ def test_that_another_job_of_a_listing_succeeded_makes_nothing_healthy(other: st
     good = "8812  COMPLETED  0:0" if ":0" in other else "bert   Succeeded   3h2m"
     assert explain_text(f"{steps}{fault}{good}\n").verdict is Verdict.HEALTHY
     assert explain_text(f"{steps}{fault}{other}\n{good}\n").causes[0].id == "gpu.illegal-access"
+
+
+def test_of_one_rank_that_crashed_over_gloo_its_own_native_code_is_suspected_first() -> None:
+    closed = "[rank2]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4410\n"
+    crash = (
+        "E1123 07:25:47.514000 32379 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -11) local_rank: 3 "
+        "(pid: 32391) of binary: /usr/bin/python3\n"
+        "  rank      : 3 (local_rank: 3)\n  exitcode  : -11 (pid: 32391)\n  traceback : Signal 11 (SIGSEGV) received by PID 32391\n"
+    )
+    got = explain_text(closed + crash)
+    assert (got.verdict, got.causes[0].id, got.causes[0].ranks) == (Verdict.UNDECIDED, "app.rank-exception", (3,))
+    with_nccl = "n1:1:9 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n" + closed + crash
+    assert explain_text(with_nccl).causes[0].id == "sw.nccl-bug"
