@@ -193,16 +193,18 @@ def _adversarial() -> list[tuple[str, object, str]]:
 
 
 def test_no_pattern_is_worse_than_linear() -> None:
-    """Doubling an adversarial line may not much more than double the time; judged on the slowest patterns."""
+    """Doubling an adversarial line may not much more than double the time, as often as it is looked at; judged on the slowest patterns."""
+
+    def worse(call: object, text: str) -> bool:
+        once = min(_seconds(call, text) for _ in range(3))
+        return once > 0.005 and min(_seconds(call, text * 2) for _ in range(3)) > 3.2 * once
+
     slow = []
     for name, call, piece in _adversarial():
         short = (piece * (LINE_LIMIT // len(piece) + 1))[:LINE_LIMIT]
         once = min(_seconds(call, short) for _ in range(2))
-        if once > 0.01:
-            double = min(_seconds(call, short * 2) for _ in range(3))
-            again = min(_seconds(call, short) for _ in range(3))
-            if again > 0.005 and double > 3.2 * again:
-                slow.append((name, again, double))
+        if once > 0.01 and all(worse(call, short) for _ in range(4)):  # four times: a busy machine is slow now and then
+            slow.append(name)
     assert not slow
 
 
