@@ -503,13 +503,16 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
-_RANK_NUMBER = re.compile(r"(?:rank|Rank|RANK)[ =_:\]\[]*(\d+)")
+_NAMES_RANK = re.compile(r"ank|ANK|\br\d")
+_RANK_NUMBER = re.compile(
+    r"(?:(?:rank|Rank|RANK)[ =_:\]\[]*|(?:^|[\s\]])\[?r(?=\d{1,4}\]?[:\]] ))(\d+)"
+)  # "rank 3", " r3: "
 _NAMED = r"batches|steps|samples|len\(?\w*loader\)?|dataset size|num_batches|examples|shards?|iterations"
 _COUNTED = r"rows|sequences|files|batches|steps|samples|examples|iterations|mini-?batches"
 _MEASURE = r"(?:m?s|sec\w*|min\w*|[KMGT]i?B)"  # of time or bytes: no count
 # "batches: 1250", or "32 files, 1250 batches per epoch": of one line each kind of thing is compared by itself.
 _BATCHES = re.compile(
-    rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?P<of>\d[\d,]*)(?![\d,]*(?:\.\d|\s?{_MEASURE}\b))|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
+    rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?<![A-Za-z][-_])(?!0\d)(?P<of>\d[\d,]*)(?![\d,]*(?:\.\d|\s?{_MEASURE}\b))|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
 )
 _SHARE = 80  # letters behind the rank's number in which its share is told
 
@@ -522,7 +525,7 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
     counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):
         for hit in hits:
-            rank = _RANK_NUMBER.search(hit.text) if "ank" in hit.text or "ANK" in hit.text else None
+            rank = _RANK_NUMBER.search(hit.text) if _NAMES_RANK.search(hit.text) else None
             for found in _BATCHES.finditer(hit.text, rank.end(), rank.end() + _SHARE) if rank else ():
                 ranks = counts.setdefault(found["kind"] or found["what"], {})
                 number = int((found["of"] or found["many"]).replace(",", ""))
