@@ -346,10 +346,12 @@ _MERGED = 60  # lines: a launcher passes on what ranks say in the same second in
 
 
 def _side_by_side(cause: Candidate, effect: Candidate) -> bool:
-    """Whether a process's own error and the adapters' complaints, which no longer reach it, stand close together, and no times tell
-    them apart: the one brings the other about, and never the other way round."""
+    """Whether the error of a process's own native code and the adapters' complaints, which no longer reach it, stand close together,
+    and no times tell them apart: the one brings the other about, and never the other way round. (A program's Python may well fail
+    once more while it takes down what the adapters had broken.)"""
     one, other = _first(cause), _first(effect)
-    if (cause.id, effect.id) != ("app.rank-exception", "ib.retry-exceeded") or cause.vague:
+    native = any(hit.signature == "native-exception" for hit in cause.hits)
+    if (cause.id, effect.id) != ("app.rank-exception", "ib.retry-exceeded") or not native:
         return False
     apart = one.seconds is not None and other.seconds is not None and abs(one.seconds - other.seconds) > SAME_TIME
     return not apart and one.file == other.file and abs(one.line - other.line) <= _MERGED

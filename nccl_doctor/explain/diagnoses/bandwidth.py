@@ -331,6 +331,7 @@ def faster_with_gpudirect(case: Case) -> Iterable[Candidate]:
 _RATE = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)\s?([KMG])i?(B/s|Bps|bit/s)")
 _TIMED = re.compile(r"(\d{7,12}) bytes\D{1,20}?(\d+(?:\.\d+)?) ?ms")
 _TOOK = re.compile(r"(\d+(?:\.\d+)?) ?([MG])i?B in (\d+(?:\.\d+)?) ?(m?s)\b")
+_BY_ALL = re.compile(r"all.?(?:reduce|gather|to.?all)|reduce.?scatter|broadcast|collective", re.I)
 _COLLECTIVE = re.compile(r"all.?reduce|all.?gather|broadcast|bus|algbw|bandwidth|collective|rank|reduce", re.I)
 _TRANSFER = re.compile(
     r"load|writ|wrote|\bread|\bcop(?:y|ied)|\bsav|checkpoint|\bs3\b|disk|fetch|stag(?:e|ing)|dataset", re.I
@@ -348,7 +349,7 @@ def _rates(hit: Hit) -> list[float]:
         (float(size) * SCALE[prefix] / 1e6, float(time) / (1000 if unit == "ms" else 1))
         for size, prefix, time, unit in _TOOK.findall(hit.text)
     ]
-    if took:
+    if took and _BY_ALL.search(hit.text):
         return [size / seconds for size, seconds in took if seconds and size >= 1]
     told = _RATE.findall(hit.text)
     return [float(number) * SCALE[prefix] / (8e6 if unit == "bit/s" else 1e6) for number, prefix, unit in told]

@@ -225,7 +225,8 @@ def ended_by_signal(case: Case) -> Iterable[Candidate]:
     for hit in case.hits("child-terminated", "torchrun-exit"):
         code = int(hit.groups.get("code", 0))
         told = _BY_SIGNAL.get(code if code < 0 else 128 - code)
-        if told and not case.course.overcome(hit.signature):
+        on_purpose = code == -9 and of_same_process(hit, case.hits("sends-sigkill"))
+        if told and not on_purpose and not case.course.overcome(hit.signature):
             found.setdefault(told, []).append(hit)
     for (cause, strength, phrase), hits in found.items():
         yield Candidate(cause, strength, f"a worker ended by {phrase}", hits, ranks_of(hits))
@@ -240,14 +241,21 @@ def killed_with_memory_full(case: Case) -> Iterable[Candidate]:
         yield Candidate("sys.host-oom", 0.78, title, [full, killed])
 
 
+_HUNG = re.compile(
+    r"hang|hung|stuck|stall|no (?:output|progress)|idle|unresponsive|time-?out|timed out|heartbeat", re.IGNORECASE
+)
+
+
 @diagnosis
 def killed_by_whoever_says_so(case: Case) -> Iterable[Candidate]:
-    """Somebody's script tells which process it ends by SIGKILL, and a launcher saw just that one end so: memory was not why."""
+    """Somebody's script tells which process it ends by SIGKILL, and a launcher saw just that one end so: memory was not why. Who ends
+    what hangs tells nothing of why it hung."""
     for sender in case.hits("sends-sigkill"):
         ended = of_same_process(sender, case.hits("sigkill"))
         if ended:
             title = f"the process was ended on purpose: {shortened(prefix.parse(sender.text).body.strip(), 120)}"
-            yield Candidate("launch.killed", 0.86, title, [sender, *ended], *speakers([sender, *ended]))
+            strength = 0.4 if _HUNG.search(sender.text) else 0.86
+            yield Candidate("launch.killed", strength, title, [sender, *ended], *speakers([sender, *ended]))
 
 
 @diagnosis

@@ -436,3 +436,23 @@ def test_of_one_rank_that_crashed_over_gloo_its_own_native_code_is_suspected_fir
     assert (got.verdict, got.causes[0].id, got.causes[0].ranks) == (Verdict.UNDECIDED, "app.rank-exception", (3,))
     with_nccl = "n1:1:9 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n" + closed + crash
     assert explain_text(with_nccl).causes[0].id == "sw.nccl-bug"
+
+
+def test_who_ends_a_process_that_hangs_does_not_tell_why_it_hung() -> None:
+    ended = (
+        "E1123 07:39:41.897000 88 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1 "
+        "(pid: 18160) of binary: /usr/bin/python3\n"
+    )
+    purpose = explain_text(_STEPS + "epilog: job 7 done, process 18160 left, sending SIGKILL\n" + ended)
+    assert (purpose.verdict, _first(purpose)) == (Verdict.CAUSE_FOUND, "launch.killed")
+    hung = explain_text(_STEPS + "[watch] no output for 600 s, sending SIGKILL to process 18160\n" + ended)
+    assert (hung.verdict, _first(hung)) == (Verdict.UNDECIDED, "launch.killed")
+    another = explain_text(_STEPS + "epilog: job 7 done, process 4711 left, sending SIGKILL\n" + ended)
+    assert _first(another) == "sys.host-oom"
+
+
+def test_that_all_is_cleaned_up_says_nothing_of_the_work() -> None:
+    failed = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert _first(explain_text(failed + "all cleanup done, exit status 0\n")) == "gpu.oom"
+    assert explain_text(failed + "all parts done, exit status 0\n").verdict == Verdict.HEALTHY
+    assert _first(explain_text(failed + "ranks exited with 0 and 1\n")) == "gpu.oom"
