@@ -16,8 +16,9 @@ ASYMMETRIC = frozenset(("SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNO
 class Work(msgspec.Struct):
     """Where one rank of one process group stood when its watchdog spoke. Works are numbered; -1 is none, or not told."""
 
-    rank: int
+    rank: int  # in the job
     group: str
+    member: int = -1  # the rank's number in the group, where the line tells both
     sequence: int = -1  # the work that timed out
     operation: str = ""
     elements: str = ""
@@ -39,7 +40,9 @@ _WORK = re.compile(
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID (?P<name>[^\s\]]+))?")
+_TAG = "[rank"
 _RANK = re.compile(r"Rank (\d{1,9})\]")
+_FEWEST = 3  # members, of which the spacing in the job can be told
 
 
 def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
@@ -52,7 +55,7 @@ def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
             continue
         group = _group_of(hit.text)
         groups.setdefault(rank, group)
-        entry = table.setdefault((group, rank), Work(rank, group))
+        entry = table.setdefault((group, rank), Work(rank, group, _member_of(hit)))
         entry.enqueued = int(hit.groups["enqueued"])
         entry.completed = int(hit.groups["completed"])
         entry.status_hit = entry.status_hit or hit
@@ -63,7 +66,7 @@ def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
         if rank is None:
             continue
         group = groups.get(rank, _group_of(hit.text))
-        entry = table.setdefault((group, rank), Work(rank, group))
+        entry = table.get((group, rank)) or table.setdefault((group, rank), Work(rank, group, _member_of(hit)))
         if entry.hit is None:
             _describe(entry, hit)
     return sorted(table.values(), key=lambda item: (item.group, item.rank))
@@ -86,5 +89,26 @@ def _group_of(text: str) -> str:
 
 
 def _rank_of(hit: Hit) -> int | None:
-    found = _RANK.search(hit.text)
+    """The rank in the job, which torch tells in front of its lines. In the brackets stands the number in the group."""
+    found = None if hit.rank is not None and _TAG in hit.text else _RANK.search(hit.text)
     return int(found.group(1)) if found else hit.rank
+
+
+def _member_of(hit: Hit) -> int:
+    found = _RANK.search(hit.text) if _TAG in hit.text else None
+    return int(found.group(1)) if found else -1
+
+
+def absent(members: Iterable[Work]) -> set[int]:
+    """The ranks in the job of a group's members that said nothing, where those that spoke are evenly spaced in it: all but a few of
+    the members below the highest that is known."""
+    known = {item.member: item.rank for item in members if item.member >= 0}
+    first, last = min(known, default=0), max(known, default=0)
+    missing = set(range(last)) - set(known)
+    if len(known) < _FEWEST or not 0 < len(missing) <= max(1, len(known) // 4):
+        return set()
+    step, left = divmod(known[last] - known[first], last - first)
+    start = known[first] - first * step
+    if left or step < 1 or start < 0 or any(rank != start + step * member for member, rank in known.items()):
+        return set()
+    return {start + step * member for member in missing}

@@ -24,7 +24,7 @@ from nccl_doctor.explain.diagnoses.words import (
 from nccl_doctor.explain.hang import GAVE_UP
 from nccl_doctor.explain.lines import ending, hosts_of, in_order, just_below, later, ranks_of, shape, speakers
 from nccl_doctor.explain.model import Hit
-from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work
+from nccl_doctor.explain.watchdogs import ASYMMETRIC, Work, absent
 
 
 def _groups(case: Case) -> dict[str, list[Work]]:
@@ -298,6 +298,23 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
         return
     hits = [case.summary.last_of_rank[rank] for rank in sorted(absent) if rank in case.summary.last_of_rank]
     yield from _why_behind(case, absent, hits + case.hits("watchdog-timeout")[:4])
+
+
+@diagnosis
+def silent_member(case: Case) -> Iterable[Candidate]:
+    """The members of a process group wait in one work for one of theirs that says nothing anywhere: by their numbers in the group
+    and in the job, that is the rank which never came."""
+    waited = {item.rank for item in case.waits}
+    silent: set[int] = set()
+    waits: list[Work] = []
+    for items in _groups(case).values():
+        late = set() if len({item.sequence for item in items}) > 1 else absent(items) - waited
+        if late:
+            silent |= late
+            waits += items
+    if silent and (len(silent) == 1 or silent <= case.summary.ranks):
+        hits = [case.summary.last_of_rank[rank] for rank in sorted(silent) if rank in case.summary.last_of_rank]
+        yield from _why_behind(case, silent, [*hits, *(hit for item in waits[:4] for hit in item.hits)])
 
 
 _GAVE_UP_WAITING = ("watchdog-timeout", "socket-timeout", "monitored-barrier", "heartbeat", "hccl-notify-timeout")

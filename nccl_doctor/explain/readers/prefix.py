@@ -64,6 +64,7 @@ _DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*\d+\.\d{6}\]\s?")
 _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
 _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
 _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
+_TORCHS_TAG = re.compile(r"\[rank(?P<rank>\d{1,9})\]:")
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
 _MPI = re.compile(r"\[(?:\d+,)?(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
@@ -99,7 +100,15 @@ _NO_HOSTS = (
     "nvidia-ctk",
     "nvidia-container-cli",
     "nvidia-container-runtime",
+    "nvidia-uvm",
+    "nvidia-modeset",
+    "flux-job",
+    "fairseq-train",
 )  # names of programs that look like those of hosts
+_NO_DOMAINS = (
+    *(".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h"),
+    *(".service", ".socket", ".slice", ".scope", ".timer", ".target", ".mount"),  # systemd's units
+)
 
 
 def _take_time(line: Line, found: re.Match[str]) -> None:
@@ -111,7 +120,7 @@ def _take_time(line: Line, found: re.Match[str]) -> None:
 
 def _is_host(name: str) -> bool:
     lower = name.lower()
-    if lower in _NO_HOSTS or name.endswith((".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h")):
+    if lower in _NO_HOSTS or name.endswith(_NO_DOMAINS):
         return False
     if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$|^E[A-Z]\d{4}$", name):  # CANN: EI0006
         return False
@@ -154,7 +163,11 @@ def _parsed(text: str) -> Line:
     elif line.rank is None:
         tagged = None
         if "ank" in line.body or "RANK" in line.body:
-            tagged = _PG_RANK.search(line.body, 0, 240) or _RANK_TAG.search(line.body, 0, 160)
+            tagged = (
+                _TORCHS_TAG.search(line.body, 0, 160)  # before the number in a group
+                or _PG_RANK.search(line.body, 0, 240)
+                or _RANK_TAG.search(line.body, 0, 160)
+            )
         if tagged:
             line.rank = int(tagged.group("rank"))
         elif " TP" in line.body:

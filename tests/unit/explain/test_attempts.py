@@ -323,3 +323,11 @@ def test_a_ranks_number_in_a_group_is_not_its_rank() -> None:
     told = "[E812 05:04:45.721114830 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation timeout"
     assert prefix.parse(f"3: [rank3]:{told}").rank == prefix.parse(f"[rank3]:{told}").rank == 3
     assert prefix.parse(told).rank == 0
+    # behind what nobody knows
+    assert prefix.parse(f"node 1: [rank10]:{told}").rank == prefix.parse(f"pod-1 [default2]:[rank10]:{told}").rank == 10
+
+
+def test_a_unit_of_systemd_and_a_driver_are_no_hosts() -> None:
+    assert prefix.parse("Mar 14 23:01:24 rigel systemd[1]: apt-daily-upgrade.service: Succeeded.").host == "rigel"
+    assert prefix.parse("nvidia-uvm: Loaded the UVM driver, major device number 508.").host == ""
+    assert prefix.parse("node-a: Loaded the UVM driver").host == "node-a"
