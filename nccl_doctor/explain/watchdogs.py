@@ -50,23 +50,23 @@ def works(statuses: Iterable[Hit], timeouts: Iterable[Hit]) -> list[Work]:
     table: dict[tuple[str, int], Work] = {}
     groups: dict[int, str] = {}
     for hit in statuses:
-        rank = _rank_of(hit)
+        rank, member = _who(hit)
         if rank is None:
             continue
         group = _group_of(hit.text)
         groups.setdefault(rank, group)
-        entry = table.setdefault((group, rank), Work(rank, group, _member_of(hit)))
+        entry = table.setdefault((group, rank), Work(rank, group, member))
         entry.enqueued = int(hit.groups["enqueued"])
         entry.completed = int(hit.groups["completed"])
         entry.status_hit = entry.status_hit or hit
         if entry.sequence < 0 and "sequence" in hit.groups:
             entry.sequence = int(hit.groups["sequence"])
     for hit in timeouts:
-        rank = _rank_of(hit)
+        rank, member = _who(hit)
         if rank is None:
             continue
-        group = groups.get(rank, _group_of(hit.text))
-        entry = table.get((group, rank)) or table.setdefault((group, rank), Work(rank, group, _member_of(hit)))
+        group = groups.get(rank) or _group_of(hit.text)
+        entry = table.setdefault((group, rank), Work(rank, group, member))
         if entry.hit is None:
             _describe(entry, hit)
     return sorted(table.values(), key=lambda item: (item.group, item.rank))
@@ -88,15 +88,14 @@ def _group_of(text: str) -> str:
     return (found.group("name") or found.group("id")) if found else ""
 
 
-def _rank_of(hit: Hit) -> int | None:
-    """The rank in the job, which torch tells in front of its lines. In the brackets stands the number in the group."""
-    found = None if hit.rank is not None and _TAG in hit.text else _RANK.search(hit.text)
-    return int(found.group(1)) if found else hit.rank
-
-
-def _member_of(hit: Hit) -> int:
-    found = _RANK.search(hit.text) if _TAG in hit.text else None
-    return int(found.group(1)) if found else -1
+def _who(hit: Hit) -> tuple[int | None, int]:
+    """The rank in the job, which torch tells in front of its lines, and the number in the group, which stands in the brackets; -1
+    where that is all that is told."""
+    found = _RANK.search(hit.text)
+    number = int(found[1]) if found else -1
+    if hit.rank is not None and _TAG in hit.text:
+        return hit.rank, number
+    return (number if found else hit.rank), -1
 
 
 def absent(members: Iterable[Work]) -> set[int]:
@@ -109,6 +108,6 @@ def absent(members: Iterable[Work]) -> set[int]:
         return set()
     step, left = divmod(known[last] - known[first], last - first)
     start = known[first] - first * step
-    if left or step < 1 or start < 0 or any(rank != start + step * member for member, rank in known.items()):
+    if left or step < 1 or start < 0 or known != {member: start + step * member for member in known}:
         return set()
     return {start + step * member for member in missing}

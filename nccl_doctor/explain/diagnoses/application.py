@@ -302,13 +302,14 @@ def silent_rank(case: Case) -> Iterable[Candidate]:
 
 @diagnosis
 def silent_member(case: Case) -> Iterable[Candidate]:
-    """The members of a process group wait in one work for one of theirs that says nothing anywhere: by their numbers in the group
-    and in the job, that is the rank which never came."""
+    """The members of a process group, a part of the job, wait in one work for one of theirs that waits for nobody: by their numbers
+    in the group and in the job, that is the rank which never came."""
     waited = {item.rank for item in case.waits}
     silent: set[int] = set()
     waits: list[Work] = []
     for items in _groups(case).values():
-        late = set() if len({item.sequence for item in items}) > 1 else absent(items) - waited
+        one = len(items) < case.world - 1 and len({item.sequence for item in items}) == 1
+        late = absent(items) - waited if one else set()
         if late:
             silent |= late
             waits += items
@@ -520,7 +521,6 @@ def ran_out_before_timeout(case: Case) -> Iterable[Candidate]:
         yield Candidate("app.uneven-inputs", 0.64, title, [*hits[-3:], first], ranks)
 
 
-_NAMES_RANK = re.compile(r"ank|ANK|\br\d")
 _RANK_NUMBER = re.compile(
     r"(?:(?:rank|Rank|RANK)[ =_:\]\[]*|(?:^|[\s\]])\[?r(?=\d{1,4}\]?[:\]] ))(\d+)"
 )  # "rank 3", " r3: "
@@ -542,7 +542,8 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
     counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):
         for hit in hits:
-            rank = _RANK_NUMBER.search(hit.text) if _NAMES_RANK.search(hit.text) else None
+            named = "ank" in hit.text or "ANK" in hit.text or "] r" in hit.text or hit.text.startswith("r")
+            rank = _RANK_NUMBER.search(hit.text) if named else None
             for found in _BATCHES.finditer(hit.text, rank.end(), rank.end() + _SHARE) if rank else ():
                 ranks = counts.setdefault(found["kind"] or found["what"], {})
                 number = int((found["of"] or found["many"]).replace(",", ""))
