@@ -531,6 +531,9 @@ _MEASURE = r"(?:m?s|sec\w*|min\w*|[KMGT]i?B)"  # of time or bytes: no count
 _BATCHES = re.compile(
     rf"\b(?P<kind>{_NAMED})\b[^\d\n]{{0,12}}(?<![A-Za-z][-_])(?!0\d)(?P<of>\d[\d,]*)(?![\d,]*(?:\.\d|\s?{_MEASURE}\b))|\b(?P<many>\d[\d,]*)\s+(?P<what>{_COUNTED})\b"
 )
+_RAN_TO_ITS_END = re.compile(
+    r"\bepoch \d+ (?:is )?(?:done|finished|ended|complete[d]?)\b\D{1,20}(\d[\d,]*) (?:batches|steps|iterations)\b"
+)
 _SHARE = 80  # letters behind the rank's number in which its share is told
 
 
@@ -548,6 +551,13 @@ def uneven_batches(case: Case) -> Iterable[Candidate]:
                 ranks = counts.setdefault(found["kind"] or found["what"], {})
                 number = int((found["of"] or found["many"]).replace(",", ""))
                 ranks.setdefault(int(rank.group(1)) if rank else 0, (number, hit))
+            if (
+                rank is None
+                and hit.rank is not None
+                and "epoch" in hit.text
+                and (ended := _RAN_TO_ITS_END.search(hit.text))
+            ):
+                counts.setdefault("batches", {})[hit.rank] = int(ended[1].replace(",", "")), hit  # of its last epoch
     for kind, told in counts.items():
         values = {count for count, _ in told.values()}
         if len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:

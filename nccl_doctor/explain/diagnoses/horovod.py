@@ -13,19 +13,24 @@ from nccl_doctor.explain.lines import ending, place, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.facts.fold import ranges
 
-# "3: [tensor, tensor ...]", or "3!: [" of a rank that ends the job
+# "3: [tensor, tensor ...]", or "! 3: [" of a rank that ends the job
 _STALLED_RANK = re.compile(r"(?:^|[>:\s])(\d+)!?: \[")
 
 
-def _crosswise(rows: list[Hit]) -> list[Hit]:
-    """Two ranks' rows of one report that have no tensor in common: neither is late, each waits for what the other has not."""
+def _reports(rows: list[Hit]) -> list[list[Hit]]:
+    """The rows of each report: they follow each other."""
     reports: list[list[Hit]] = []
     for row in rows:
         if reports and (row.file, row.line - 1) == place(reports[-1][-1]):
             reports[-1].append(row)
         else:
             reports.append([row])
-    pairs = (pair for report in reports for pair in itertools.combinations(report, 2))
+    return reports
+
+
+def _crosswise(rows: list[Hit]) -> list[Hit]:
+    """Two ranks' rows of one report that have no tensor in common: neither is late, each waits for what the other has not."""
+    pairs = (pair for report in _reports(rows) for pair in itertools.combinations(report, 2))
     return next(([one, other] for one, other in pairs if not _tensors(one) & _tensors(other)), [])
 
 
@@ -48,7 +53,8 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         if (row.file, row.line - 1) in table and _STALLED_RANK.search(row.text):
             table.add(place(row))
             rows.append(row)
-    named = [*case.hits("horovod-missing"), *rows]
+    # Who waits for the ones of the first report is missing in the next.
+    named = [*case.hits("horovod-missing"), *itertools.chain(*_reports(rows)[:1])]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
     if crosswise := _crosswise(rows):
@@ -59,7 +65,7 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
         return
     said = {place(hit) for hit in named}
     words = [*last_words(case, missing), *still_at_work(case, missing, hits[0])]
-    busy = still_busy(hit for hit in words if place(hit) not in said)
+    busy = still_busy(hit for hit in words if place(hit) not in said and not _STALLED_RANK.search(hit.text))
     if missing and busy:
         title = (
             f"{listed_ranks(missing)} busy with something else while the others waited: {ending(busy[-1].text, 110)}"
