@@ -59,7 +59,7 @@ _SYSLOG = re.compile(
 _SENDER = re.compile(
     r"(?!(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL))(?P<host>[\w.-]{1,64}) (?:[\w./()-]{1,60}\[\d+\]: |(?=kernel: ))"
 )
-_DMESG_T = re.compile(r"\[\w{3} " + _MONTH_AND_DAY + r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d) \d{4}\]\s?")
+_DMESG_T = re.compile(r"\[\w{3} " + _MONTH_AND_DAY + r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)\s{1,2}\d{4}\]\s?")
 _DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*\d+\.\d{6}\]\s?")
 _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
 _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
@@ -75,6 +75,8 @@ _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
     r"\((?:[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
+# "(worker1, rank=1, pid=31003, ip=10.20.0.12) ": the rank is the node's
+_SKYPILOT = re.compile(r"\((?P<host>[\w.-]{1,64}), rank=\d{1,6}, pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s?")
 _PARALLEL = re.compile(r"(?:[DTPE]P\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
 _PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
 _TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,9})(?!\d)")
@@ -89,6 +91,25 @@ _PY_LOG = re.compile(
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _BEHIND_TIME = re.compile(
     rf"- (?:[\w./:-]{{1,60}} - {_LEVEL}|{_LEVEL} - [\w./:-]{{1,60}}) - |\| {_LEVEL} {{0,5}}\| [\w.:<>-]{{1,160}} - "
+)
+# Dates in front of which stands what nobody knows: "[NeMo I 2026-", "node 1: [rank9]:[E0302 ", "(raylet) [2026-", and as some
+# write them ("[01/30/2026 05:55:15]", "[02/16 08:16:00 d2.utils]", "25/03/04 09:12:03").
+_MONTH, _DAY, _CLOCK = (
+    r"(?P<mo>0[1-9]|1[0-2])",
+    r"(?P<d>0[1-9]|[12]\d|3[01])",
+    r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:[.,]\d{1,9})?)",
+)
+_ELSEWHERE = (
+    re.compile(rf"(?<!\d)\d{{4}}[-/:]{_MONTH}[-/:]{_DAY}[T _,-]{_CLOCK}"),
+    re.compile(rf"(?<!\w)[IWEFC](?:20\d\d)?(?P<mo>0?[1-9]|1[0-2]){_DAY} {_CLOCK}"),
+    re.compile(rf"(?<![\d/])(?:\d\d/(?=\d\d/\d\d ))?{_MONTH}/{_DAY}(?:/\d{{4}})?[ -]{_CLOCK}"),
+)
+_HAS_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_WORDS_OF_A_LABEL = 3
+_LABEL_END = 64  # letters: what a line begins with, whoever wrote it
+_WITHIN_SENTENCE = re.compile(
+    r"\b(?:at|since|until|till|from|to|on|by|of|before|after|between|than|was|is|started?|ended|time|date|eta)\W*$",
+    re.IGNORECASE,
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
@@ -173,8 +194,25 @@ def _parsed(text: str) -> Line:
         elif " TP" in line.body:
             found = _PARALLEL_TAG.search(line.body, 0, 160)
             _take_tensor_rank(line, found.group() if found else "")
+    if not line.timed:
+        _take_later_time(line, text, at)
     line.key = label
     return line
+
+
+def _take_later_time(line: Line, text: str, at: int) -> None:
+    """The time of a line that begins with a few words that nobody knows; what follows them stays as it is."""
+    clock = _HAS_CLOCK.search(text, at, at + _LABEL_END)
+    if clock is None:
+        return
+    for pattern in _ELSEWHERE:
+        found = pattern.search(text, at, clock.end() + 10)
+        if found:
+            label = text[at : found.start()].strip()
+            enclosed = label[:1] in "([" and label[-1:] in ")]"
+            if enclosed or (len(label.split()) <= _WORDS_OF_A_LABEL and not _WITHIN_SENTENCE.search(label)):
+                _take_time(line, found)
+            return
 
 
 def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
@@ -204,6 +242,10 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
     if char == "[":
         return _bracket(line, text, at)
     if char == "(":
+        found = _SKYPILOT.match(text, at)
+        if found:
+            line.host, line.pid = found.group("host"), found.group("pid")
+            return found.end(), f"p{line.pid}{line.host}"
         found = _RAY.match(text, at)
         if found:
             line.pid = found.group("pid")

@@ -327,6 +327,51 @@ def test_a_ranks_number_in_a_group_is_not_its_rank() -> None:
     assert prefix.parse(f"node 1: [rank10]:{told}").rank == prefix.parse(f"pod-1 [default2]:[rank10]:{told}").rank == 10
 
 
+def test_skypilots_prefix_names_the_node_and_not_the_rank() -> None:
+    line = prefix.parse("(worker1, rank=1, pid=31003, ip=10.20.0.12) [rank11]: RuntimeError: x")
+    assert (line.host, line.rank, line.pid, line.body) == ("worker1", 11, "31003", "RuntimeError: x")
+    assert prefix.parse("(worker1, rank=1, pid=31003, ip=10.20.0.12) loading").rank is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " [2026-05-22 18:40:04] iteration       27/    2000 | consumed samples: 6912",
+        "node 1: [rank11]:[E0522 18:40:04.228635539 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught",
+        "[ws-a] [rank6]:[E522 18:40:04.213580366 ProcessGroupNCCL.cpp:629] [Rank 6] Watchdog caught",
+        "I20260522 18:40:04 task=4 levanter.distributed: initialized",
+        "DLL 2026-05-22 18:40:04.180093 - Training Epoch: 0 Training Iteration: 100",
+        "[05/22 18:40:04 d2.utils.env]: Using a generated random seed",
+        "LAUNCH INFO 2026-05-22 18:40:04,551 devices: 0,1,2,3",
+        "n07: [05/22/2026 18:40:04] epoch 2 | iter 8200",
+        "26/05/22 18:40:04 INFO SparkContext: Running Spark version 3.5.1",
+        "[NeMo I 2026-05-22 18:40:04.600000 nemo_logging:393] ",
+        "0: submitit INFO (2026-05-22 18:40:04,734) - Starting with JobEnvironment",
+        "EJ0003: [PID: 48213] 2026-05-22-18:40:04.816.428 Failed to bind the IP port.",
+        "2026:05:22-18:40:04: 263:[1] |CCL_WARN| topology recognition shows PCIe connection",
+        "[Fri May 22 18:40:04  2026] nvidia 0000:24:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT",
+    ],
+    ids=lambda text: text[:20].strip(),
+)
+def test_a_time_is_read_behind_whatever_stands_in_front_of_it(text: str) -> None:
+    seconds = prefix.parse("2026-05-22T18:40:04Z x").seconds
+    assert prefix.parse(text).seconds == pytest.approx(seconds, abs=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Job 7 was submitted at 2026-05-22 18:40:04 by ops",
+        "10%|#         | 1000/9407 [1:41:40<14:14:42,  6.14s/it]",
+        "iteration: 8400/250000   3% | elapsed time: 11:00:24 | loss: 2.6",
+        "the checkpoint of yesterday, 2026-05-22 18:40:04, is broken",
+        "[13/45 18:40:04] no date",
+    ],
+)
+def test_a_time_that_a_sentence_speaks_of_is_not_the_lines(text: str) -> None:
+    assert prefix.parse(text).seconds is None
+
+
 def test_a_unit_of_systemd_and_a_driver_are_no_hosts() -> None:
     assert prefix.parse("Mar 14 23:01:24 rigel systemd[1]: apt-daily-upgrade.service: Succeeded.").host == "rigel"
     assert prefix.parse("nvidia-uvm: Loaded the UVM driver, major device number 508.").host == ""
