@@ -145,6 +145,10 @@ says(
     "Output [Text {text:int} Beam {beam:int}]: ",
     "Generated text: ",
     '"step":{step:int}',
+    '"step": {step:int}',
+    '"loss": ',
+    '"num_updates": ',  # fairseq
+    "[batch={step:int}/",  # Composer
     " step={step:int}, skipped=",  # DeepSpeed
     "RunningAvgSamplesPerSec=",
     role=Role.PROGRESS,
