@@ -23,6 +23,7 @@ _SKIP = re.compile(
     re.IGNORECASE,
 )
 _KEPT = re.compile(r"(?:explanation|hang-\d+|left)\.(?:txt|json)")  # beside the job.json of `run --keep`
+_JUNIT = re.compile(rb'<\?xml[^>]*>\s*<testsuites name="nccl-doctor"')
 _NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -84,9 +85,9 @@ def _is_ours(name: str) -> bool:
     quote is no job's log."""
     if _KEPT.fullmatch(os.path.basename(name)) and _is_ours(os.path.join(os.path.dirname(name), "job.json")):
         return True
-    if not name.endswith((".json", ".xml")):
-        return False
     with contextlib.suppress(content.InputError, OSError), content.opened(name) as raw:
+        if not name.endswith((".json", ".xml")):
+            return bool(_JUNIT.match(raw.read(256)))  # the report of preflight whose file may have any name
         head = raw.read(content.HEAD)
         return head.startswith((b"<?xml", b"{\n", b"[\n")) and b"nccl-doctor" in head
     return False
