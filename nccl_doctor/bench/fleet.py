@@ -68,10 +68,12 @@ def run_fleet(
     asked: Asked = NOTHING_ASKED,
     progress: MakeWatcher | None = None,
     notice: Callable[[str], None] = lambda text: None,
+    placed: Callable[[World], None] = lambda world: None,
 ) -> Outcome:
     """Run the plan over the hosts; raises :class:`Refused`. Ctrl-C gives what was measured until then.
 
-    All of it or nothing: a host that cannot take part is an error, for the world would not be what was asked for.
+    All of it or nothing: a host that cannot take part is an error, for the world would not be what was asked for. ``placed``
+    hears of the world before any rank starts, and may end it by raising.
     """
     started = time.monotonic()
     deadline = Deadline(time_needed(plan) + fleet.connect.connect_s + 60.0)
@@ -83,6 +85,7 @@ def run_fleet(
         plan, world = _plan_world(plan, prepared, sessions, fleet)
         if not fleet.allow_busy:
             _not_busy(prepared)
+        placed(world)
         for text in _differences(prepared):
             notice(text)
         collector = Collector(world.size)

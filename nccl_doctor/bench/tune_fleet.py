@@ -12,6 +12,7 @@ from nccl_doctor.bench.fleet import Fleet, run_fleet
 from nccl_doctor.bench.model import BenchPlan
 from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
 from nccl_doctor.bench.tune import Candidate, Failed, Times, Tuning
+from nccl_doctor.bench.world import World
 from nccl_doctor.env import knowledge
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.lint import lint
@@ -67,25 +68,21 @@ def tune_over(
     """
     seen: dict[str, list[str]] = {}  # candidate -> the paths it took, and what its NCCL did not read
 
-    def run(candidate: Candidate) -> Outcome:
-        outcome = run_fleet(fleet, msgspec.structs.replace(plan, env={**plan.env, **candidate.env}))
+    def begin(world: World) -> None:
+        _refuse_unread(candidates, world.backend)
+        told("warming up: one run that does not count")
+
+    def run(candidate: Candidate, placed: Callable[[World], None] = lambda world: None) -> Outcome:
+        outcome = run_fleet(fleet, msgspec.structs.replace(plan, env={**plan.env, **candidate.env}), placed=placed)
         said = seen.setdefault(candidate.label, [])
         said += [text for text in (outcome.path.words, *_unread(candidate, outcome)) if text and text not in said]
         return outcome
 
-    told("warming up: one run that does not count")
-    first = run(Candidate())
+    first = run(Candidate(), begin)
     times_of(first)
-    backend = first.world.backend
-    if backend == "gloo":
-        known = knowledge.load().variables
-        for item in candidates:
-            for name in item.env:
-                if name in known and known[name].of_nccl:
-                    raise BadCandidate(f"--set {item.label!r}: NCCL reads {name}, and here gloo is measured")
     if not candidates:
         network = first.path.nccl.networks[0] if first.path.nccl and first.path.nccl.networks else ""
-        candidates = tuning.usual_candidates(backend, network)
+        candidates = tuning.usual_candidates(first.world.backend, network)
     per_run = first.seconds
     runs = rounds * (len(candidates) + 2)
     told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {len(candidates)} candidates and the default twice")
@@ -99,6 +96,16 @@ def tune_over(
     notes = ["the default's path changed between runs: " + "; ".join(usual)] if len(usual) > 1 else []
     notes += [f"{label}: {text}" for label, said in seen.items() for text in said if text not in usual]
     return msgspec.structs.replace(result, path=usual[0] if usual else "", notes=tuple(notes))
+
+
+def _refuse_unread(candidates: Iterable[Candidate], backend: str) -> None:
+    if backend != "gloo":
+        return
+    known = knowledge.load().variables
+    for item in candidates:
+        for name in item.env:
+            if name in known and known[name].of_nccl:
+                raise BadCandidate(f"--set {item.label!r}: NCCL reads {name}, and here gloo is measured")
 
 
 def _unread(candidate: Candidate, outcome: Outcome) -> list[str]:

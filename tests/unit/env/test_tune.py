@@ -29,6 +29,7 @@ from nccl_doctor.bench.tune import (
     usual_candidates,
 )
 from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
+from nccl_doctor.bench.world import World
 from nccl_doctor.report.env.tuning import tuning_json, tuning_text
 from nccl_doctor.transport.base import ConnectOptions
 
@@ -259,7 +260,9 @@ def stand_in(
     runs: list[str] = []
     dice = random.Random(3)
 
-    def run_fleet(fleet: object, plan: BenchPlan) -> Outcome:
+    def run_fleet(fleet: object, plan: BenchPlan, placed: Callable[[World], None]) -> Outcome:
+        world = msgspec.structs.replace(bench.outcome().world, backend=backend)
+        placed(world)
         label = Candidate(plan.env).label
         runs.append(label)
         busbw = 100.0 / factors.get(label, 1.0) * math.exp(dice.gauss(0, 0.005))
@@ -272,7 +275,7 @@ def stand_in(
             complete=True,
             ranks=(),
             path=Path("nccl", f"NCCL over {network}", True, nccl=nccl),
-            world=msgspec.structs.replace(found.world, backend=backend),
+            world=world,
         )
 
     monkeypatch.setattr(tune_fleet, "run_fleet", run_fleet)
@@ -306,7 +309,7 @@ def test_with_nccl_a_gain_is_found_and_what_nccl_did_not_read_is_told(monkeypatc
 def test_with_gloo_a_variable_of_nccl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "No difference" would be a statement about nothing."""
     runs = stand_in(monkeypatch, "", {}, backend="gloo")
-    with pytest.raises(tune_fleet.BadCandidate, match="NCCL reads NCCL_ALGO, and here gloo is measured"):
-        tuned(read_candidates(["NCCL_ALGO=Ring"]))
-    assert runs == ["default"]
+    done = typed("env tune allreduce --set NCCL_ALGO=Ring")
+    assert done.exit_code == 2 and not runs, "it is refused before anything is run, or said to be"
+    assert done.output == "nccl-doctor: --set 'NCCL_ALGO=Ring': NCCL reads NCCL_ALGO, and here gloo is measured\n"
     assert tuned(read_candidates(["OMP_NUM_THREADS=2"])).trials
