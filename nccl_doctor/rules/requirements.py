@@ -66,12 +66,15 @@ def parse(text: str) -> Requirement:
         near = difflib.get_close_matches(name, FORMS, n=1)
         hint = f"did you mean {FORMS[near[0]]}?" if near else f"expected {', '.join(FORMS.values())}"
         raise RequirementError(f"require {text!r}: no such requirement; {hint}")
-    if name in COUNTS and value.isdecimal():
+    if name in COUNTS and value.isascii() and value.isdecimal():
         return Requirement(name, text, float(value))
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", value, re.ASCII)
     if name in SIZES and match:
-        return Requirement(name, text, float(match.group(1)) * BINARY[match.group(2)])
-    rate_match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:GB/s)?", value)
+        amount = float(match.group(1)) * BINARY[match.group(2)]
+        if 0 < amount < BINARY["M"] and not match.group(2):  # 16 for 16G: every host has so many bytes
+            raise RequirementError(f"require {text!r}: {value} would be bytes; expected {FORMS[name]}")
+        return Requirement(name, text, amount)
+    rate_match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:GB/s)?", value, re.ASCII)
     if name == "min-busbw" and rate_match and float(rate_match.group(1)) > 0:
         return Requirement(name, text, float(rate_match.group(1)))
     if name == "same" and value.strip("+"):

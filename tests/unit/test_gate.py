@@ -246,7 +246,20 @@ def _refuse(path: Path, *args: object, **options: object) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["gpus", "min-busbw=0", "min-busbw=40Gb/s", "same=+", "gpus=", "gpus=x", "gpus=²", "shm=12Q", "cats=3", "=3"],
+    [
+        "gpus",
+        "min-busbw=0",
+        "min-busbw=40Gb/s",
+        "same=+",
+        "gpus=",
+        "gpus=x",
+        "gpus=²",
+        "gpus=٣",
+        "shm=12Q",
+        "shm=16",
+        "cats=3",
+        "=3",
+    ],
 )
 def test_a_bad_requirement_shows_what_was_expected(text: str) -> None:
     name = text.partition("=")[0]
@@ -264,6 +277,7 @@ def test_requirements_split_and_sizes() -> None:
         "disk=1T",
     )
     assert requirements.parse("shm=16G").amount == 16 * 2**30
+    assert requirements.parse("disk=1073741824").amount == 2**30
 
 
 @pytest.mark.parametrize("needs", ["gpus=8", "ib-ports=8", "shm=1G", "same=torch"])
