@@ -121,6 +121,12 @@ def count(help: str, *, metavar: str = "N", most: int | None = None) -> Any:
     return typer.Option(metavar=metavar, show_default=False, min=0, max=most, help=help)
 
 
+def check_bandwidth(option: str, value: float, *, least: float = 1e-3) -> None:
+    """Stop at what is no bandwidth: nothing is less than not-a-number, so that every run would be fast enough."""
+    if not least <= value <= 1e5:
+        _tell.stop(f"{option} {value:g}: expected GB/s, such as 45")
+
+
 def choice(*words: str, help: str, parser: Callable[[str], str] | None = None) -> Any:
     """An option that takes one of these words."""
 

@@ -119,7 +119,7 @@ def bench(
     ] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare with a saved run.")] = None,
     min_busbw: Annotated[
-        float, typer.Option(show_default=False, metavar="GB/S", min=0.0, help="Less at the largest size is slow.")
+        float, typer.Option(show_default=False, metavar="GB/S", help="Less at the largest size is slow.")
     ] = 0.0,
     fail_on: Annotated[
         str,
@@ -137,10 +137,14 @@ def bench(
     from nccl_doctor.bench.model import BenchPlan
     from nccl_doctor.bench.outcome import Asked
 
+    _options.check_bandwidth("--min-busbw", min_busbw, least=0.0)
     telling = _Telling(format, save, plot, fail_on, verbose)
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
         _tell.stop("--plot draws bandwidth over size, and gemm has neither")
+    if not wanted and (min_busbw or baseline):
+        option = "--min-busbw" if min_busbw else "--baseline"
+        _tell.stop(f"{option} is for collectives: of gemm nothing would be compared")
     backend, ranks = _ranks(backend, gpus_per_host, ranks_per_host)
     plan = BenchPlan(
         collectives=names,

@@ -174,8 +174,8 @@ def _figures(in_host: float | None, across: float | None, latency: str) -> Figur
     from nccl_doctor.bench.rates import Figures
 
     for option, value in (("--busbw", across), ("--busbw-in-host", in_host)):
-        if value is not None and not 1e-3 <= value <= 1e5:
-            _tell.stop(f"{option} {value:g}: expected GB/s, such as 45")
+        if value is not None:
+            _options.check_bandwidth(option, value)
     if (in_host is None and across is None) != (not latency):
         _tell.stop(
             "--busbw or --busbw-in-host and --latency go together: what a call costs is what nccl-tests takes for its "

@@ -177,6 +177,18 @@ def test_gemm_is_not_left_out_in_silence(form: str) -> None:
     assert told.exit_code == ExitCode.USAGE and "gemm has neither" in told.output
 
 
+@pytest.mark.parametrize("words", ["--min-busbw 40", "--baseline good.json"])
+def test_a_gate_that_would_compare_nothing_is_refused(words: str) -> None:
+    told = typed(f"bench gemm --fail-on slow {words}")
+    assert told.exit_code == ExitCode.USAGE and "of gemm nothing would be compared" in told.output
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_what_is_no_bandwidth_is_no_gate(value: str) -> None:
+    told = typed("bench allreduce --sizes 4K --fail-on slow --min-busbw", value)
+    assert told.exit_code == ExitCode.USAGE and "expected GB/s, such as 45" in told.output
+
+
 def test_a_product_that_is_no_number_is_wrong() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("no torch in this Python")
