@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from typing import IO, Any, Literal, TypeVar, cast
@@ -15,6 +16,7 @@ from rich.text import Text
 D = TypeVar("D", bound="LiveDisplay")
 
 PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
+NARROWEST = 20  # columns: in fewer, or none, nothing could be told
 _BLANKS_AT_ENDS = re.compile(r"(?: |\x1b\[[0-9;]*m)+(?=\n)")  # and the colours among them
 
 
@@ -93,10 +95,13 @@ def _console(stream: IO[str], plain: bool = False) -> Console:
     """Nothing is read as markup. NO_COLOR takes bold and dim away as well: no escape sequence is left."""
     file = cast("IO[str]", _Trimmed(stream))
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=colours)
+    told = os.environ.get("COLUMNS", "")
+    width = max(int(told), NARROWEST) if told.isdecimal() and int(told) else None
+    known = width or (shutil.get_terminal_size().columns if told.isdecimal() else None)  # 0: to be found out
+    console = Console(file=file, highlight=False, markup=False, emoji=False, color_system=colours, width=known)
     if console.is_terminal and not plain:
         return console
-    return _plain(file, None if os.environ.get("COLUMNS", "").isdecimal() else PIPE_WIDTH)
+    return _plain(file, width or PIPE_WIDTH)
 
 
 def text_console(stream: IO[str]) -> Console:

@@ -393,6 +393,15 @@ def test_a_dumb_terminal_gets_lines_of_progress() -> None:
         assert (" s] connect 1/1" in told, "\x1b[" in told) == (not live, live), term
 
 
+@pytest.mark.parametrize("width", ["0", "1"])
+def test_a_width_in_which_nothing_could_be_told_is_none(width: str) -> None:
+    """Consoles without a size set it to 0: the report was left out, and the exit code said that all was well."""
+    command = [sys.executable, "-m", "nccl_doctor", "check", "--from", FAULTY]
+    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": width}).stdout
+    assert "FAULTY" in told.splitlines()[0]
+    assert "FAULTY" in on_a_terminal("check", "--from", FAULTY, NO_COLOR="1", COLUMNS=width)
+
+
 @pytest.mark.parametrize("width", ["", "60"])
 def test_without_a_terminal_lines_have_no_blanks_at_their_ends_and_a_width(width: str, tmp_path: Path) -> None:
     log = tmp_path / "console.log"
