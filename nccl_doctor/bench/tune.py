@@ -89,7 +89,10 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """All trials. ``trusted`` is False where the default differed from itself; ``best`` is None where none is recommended."""
+    """All trials. ``trusted`` is False where the default differed from itself; ``best`` is None where none is recommended.
+
+    ``interrupted``: it was ended before its last round, and ``rounds`` are those until then.
+    """
 
     rounds: int
     control: Trial
@@ -99,6 +102,7 @@ class Tuning(msgspec.Struct, frozen=True):
     confidence: float
     path: str = ""
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def compared(self) -> bool:
@@ -131,7 +135,8 @@ def tune(
 ) -> Tuning:
     """Measure all candidates in interleaved rounds. A candidate that fails once is not run again.
 
-    ``Failed`` passes through where the default itself fails; ``ValueError`` for too few rounds.
+    ``Failed`` passes through where the default itself fails; ``ValueError`` for too few rounds. An interruption ends it with
+    the rounds until then, and passes through where they are too few.
     """
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"{rounds} rounds give no interval: at least {FEWEST_ROUNDS}")
@@ -139,21 +144,28 @@ def tune(
     series: dict[int, list[Times]] = {}
     failures: dict[int, str] = {}
     everyone = [default, *candidates, control]
-    for number, order in enumerate(schedule(len(everyone), rounds, seed), start=1):
-        for place in order:
-            if place in failures:
-                continue
-            candidate = everyone[place]
-            try:
-                times = measure(candidate)
-            except Failed as reason:
-                if not candidate.env:
-                    raise
-                failures[place] = str(reason)
-                told(number, candidate, f"failed: {reason}")
-            else:
-                series.setdefault(place, []).append(times)
-                told(number, candidate, "measured")
+    interrupted = False
+    try:
+        for number, order in enumerate(schedule(len(everyone), rounds, seed), start=1):
+            for place in order:
+                if place in failures:
+                    continue
+                candidate = everyone[place]
+                try:
+                    times = measure(candidate)
+                except Failed as reason:
+                    if not candidate.env:
+                        raise
+                    failures[place] = str(reason)
+                    told(number, candidate, f"failed: {reason}")
+                else:
+                    series.setdefault(place, []).append(times)
+                    told(number, candidate, "measured")
+    except KeyboardInterrupt:
+        rounds = min(len(series.get(place, ())) for place in range(len(everyone)) if place not in failures)
+        if rounds < FEWEST_ROUNDS:
+            raise
+        interrupted = True
     base = series[0]
     compared = len(candidates) - len(failures)
     confidence = 1 - (1 - CONFIDENCE) / max(1, compared)  # each further candidate is a further chance to be fooled
@@ -167,7 +179,7 @@ def tune(
     trusted = check.verdict in (Verdict.NO_DIFFERENCE, Verdict.CANNOT_TELL)
     winners = [trial for trial in trials if trial.verdict is Verdict.BETTER and trial.overall is not None]
     best = min(winners, key=lambda trial: trial.overall.mean if trial.overall else 0.0) if winners and trusted else None
-    return Tuning(rounds, check, trials, trusted, best, confidence)
+    return Tuning(rounds, check, trials, trusted, best, confidence, interrupted=interrupted)
 
 
 def schedule(count: int, rounds: int, seed: int) -> list[list[int]]:

@@ -85,7 +85,8 @@ def tune_over(
         candidates = tuning.usual_candidates(first.world.backend, network)
     per_run = first.seconds
     runs = rounds * (len(candidates) + 2)
-    told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {len(candidates)} candidates and the default twice")
+    many = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
+    told(f"{runs} runs of about {per_run:.0f} s: {rounds} rounds of {many} and the default twice")
     result = tuning.tune(
         candidates,
         lambda candidate: times_of(run(candidate)),

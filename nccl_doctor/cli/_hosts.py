@@ -116,4 +116,9 @@ def collect_all(entries: Sequence[HostEntry], options: CheckOptions) -> Bundle:
 def tell_interrupted(bundle: Bundle) -> None:
     """Say that the run was ended before its end, and by what."""
     if bundle.interrupted:
-        _tell.say(f"{_signals.interrupted_by()}: this is what was measured until then")
+        say_interrupted()
+
+
+def say_interrupted() -> None:
+    """Say what ended the run before its end, above what it measured."""
+    _tell.say(f"{_signals.interrupted_by()}: this is what was measured until then")

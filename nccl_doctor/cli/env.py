@@ -350,9 +350,13 @@ def tune(
         _tell.stop(str(refusal), refusal.code)
     except Failed as reason:
         _tell.stop(f"the default settings themselves fail: {reason}", ExitCode.FINDINGS)
+    if result.interrupted:
+        _hosts.say_interrupted()
     if format == "json":
         typer.echo(json.dumps(tuning_json(result), indent=2))
     else:
         typer.echo(tuning_text(result), nl=False)
+    if result.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if not result.decided:
         raise typer.Exit(ExitCode.INCOMPLETE)

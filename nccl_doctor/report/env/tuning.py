@@ -24,6 +24,7 @@ def tuning_json(result: Tuning) -> dict[str, Any]:
         "trusted": result.trusted,
         "decided": result.decided,
         "rounds": result.rounds,
+        "interrupted": result.interrupted,
         "confidence": result.confidence,
         "path": result.path,
         "trials": [_trial_json(trial) for trial in result.trials],

@@ -172,6 +172,27 @@ def test_a_failing_default_ends_it() -> None:
         tune([Candidate({"A": "1"})], failing, rounds=3)
 
 
+@pytest.mark.parametrize(("runs", "rounds"), [(8, 0), (9, 3), (14, 4)])
+def test_what_was_measured_until_an_interruption_is_judged(
+    monkeypatch: pytest.MonkeyPatch, runs: int, rounds: int
+) -> None:
+    usual, left = machine({"OMP_NUM_THREADS=2": 0.5}), iter(range(runs))
+
+    def measure(candidate: Candidate) -> Times:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return usual(candidate)
+
+    def over(*_: object) -> Tuning:
+        return tune([Candidate({"OMP_NUM_THREADS": "2"})], measure, rounds=9)
+
+    monkeypatch.setattr(tune_fleet, "tune_over", over)
+    done = typed("env tune allreduce")
+    assert done.exit_code == 130 and "interrupted by Ctrl-C" in done.output
+    assert ("✓ export OMP_NUM_THREADS=2" in done.output) == (rounds > 0)
+    assert not rounds or f"{rounds} paired rounds" in done.output
+
+
 def test_a_default_that_differs_from_itself_proves_nothing() -> None:
     count = [0]
 
