@@ -45,9 +45,6 @@ def read_candidates(texts: Iterable[str]) -> tuple[Candidate, ...]:
 
 def times_of(outcome: Outcome) -> Times:
     """Median time per call of each collective and size; ``Failed`` if a rank died or a result was wrong."""
-    for note in outcome.notes:
-        if note.startswith(INTERRUPTED):
-            raise KeyboardInterrupt(note.removeprefix(INTERRUPTED))
     if not outcome.complete:
         told = [f"rank {rank.rank} on {rank.host} stopped in {rank.where}" for rank in outcome.ranks]
         told += [item.title for item in outcome.findings] + list(outcome.notes)
@@ -74,6 +71,9 @@ def tune_over(
 
     def run(candidate: Candidate, placed: Callable[[World], None] = lambda world: None) -> Outcome:
         outcome = run_fleet(fleet, msgspec.structs.replace(plan, env={**plan.env, **candidate.env}), placed=placed)
+        for note in outcome.notes:
+            if note.startswith(INTERRUPTED):  # of its path too little was seen
+                raise KeyboardInterrupt(note.removeprefix(INTERRUPTED))
         said = seen.setdefault(candidate.label, [])
         said += [text for text in (outcome.path.words, *_unread(candidate, outcome)) if text and text not in said]
         return outcome

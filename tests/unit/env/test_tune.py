@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from nccl_doctor.bench import tune as tuning
 from nccl_doctor.bench import tune_fleet
 from nccl_doctor.bench.fleet import Fleet
 from nccl_doctor.bench.model import BenchPlan
-from nccl_doctor.bench.outcome import Outcome
+from nccl_doctor.bench.outcome import INTERRUPTED, Outcome
 from nccl_doctor.bench.path import Path
 from nccl_doctor.bench.statistics import t_quantile
 from nccl_doctor.bench.tune import (
@@ -325,6 +326,22 @@ def test_with_nccl_a_gain_is_found_and_what_nccl_did_not_read_is_told(monkeypatc
     assert result.best and result.best.candidate.env == {"NCCL_SOCKET_NTHREADS": "4"}
     assert result.best.overall and result.best.overall.low < -0.3 < result.best.overall.high
     assert result.notes == ("NCCL_NSOCKS_PERTHREAD=4: NCCL's log does not show that NCCL_NSOCKS_PERTHREAD was read",)
+
+
+def test_the_path_of_an_interrupted_run_is_no_other_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "Socket", {})
+    whole, left = tune_fleet.run_fleet, iter(range(15))
+
+    def run_fleet(*words: Any, **more: Any) -> Outcome:
+        outcome = whole(*words, **more)
+        if next(left, None) is not None:
+            return outcome
+        path = msgspec.structs.replace(outcome.path, words="interfaces unknown")
+        return msgspec.structs.replace(outcome, notes=(f"{INTERRUPTED}Ctrl-C",), path=path)
+
+    monkeypatch.setattr(tune_fleet, "run_fleet", run_fleet)
+    result = tuned((Candidate({"NCCL_ALGO": "Ring"}),) * 2)
+    assert result.interrupted and result.rounds == 3 and not result.notes
 
 
 def test_with_gloo_a_variable_of_nccl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
