@@ -58,7 +58,11 @@ def append(path: Path, run: Run) -> None:
     file = file_of(path)
     try:
         if file != path:
+            if os.path.lexists(path) and not path.is_dir():
+                raise HistoryError(f"{path}: is neither a file nor a directory")
             path.mkdir(parents=True, exist_ok=True)
+        elif not file.parent.is_dir():
+            raise HistoryError(f"{file}: there is no directory {file.parent}")
         with contextlib.closing(sqlite3.connect(file, timeout=BUSY_S, isolation_level=None)) as base:
             if _has_tables(base):
                 _check(base, file)  # before anything of another program's file is changed

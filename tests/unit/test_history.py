@@ -190,6 +190,12 @@ def test_files_that_are_no_history_are_refused_and_not_touched(tmp_path: Path) -
     assert foreign.read_bytes() == before
     with pytest.raises(store.HistoryError, match="there is no history yet"):
         store.read(tmp_path / "nowhere")
+    for place, message in (
+        (Path("/dev/null"), "neither a file nor a directory"),
+        (tmp_path / "a" / "b.db", "no directory"),
+    ):
+        with pytest.raises(store.HistoryError, match=message):
+            store.append(place, run(0))
     for name in ("x" * 300, f"{'x' * 300}.sqlite"):
         with pytest.raises(store.HistoryError, match=r"too long|unable to open"):
             store.append(tmp_path / name, run(0))
