@@ -280,6 +280,8 @@ def _outputs(wanted: list[str]) -> dict[str, Path]:
         name, equals, path = text.partition("=")
         if not equals or not path or name not in formats.names():
             _tell.stop(f"--report {text!r}: expected FORMAT=FILE with one of {', '.join(formats.names())}")
+        if path == "-":
+            _tell.stop(f"--report {text!r}: writes a file; on standard output: --format {name}")
         if name in outputs:
             _tell.stop(f"--report {text!r}: {name} goes to {outputs[name]} already")
         outputs[name] = Path(path)

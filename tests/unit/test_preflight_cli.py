@@ -240,6 +240,7 @@ def test_an_ignore_counts_until_its_day(tmp_path: Path, until: str, code: int, w
         (("--min-hosts", "2"), "--min-hosts 2: there is only 1 host"),
         (("--report", "junit"), "expected FORMAT=FILE"),
         (("--report", "pdf=x"), "expected FORMAT=FILE"),
+        (("--report", "junit=-"), "writes a file; on standard output: --format junit"),
         (("--report", "json=a", "--report", "json=b"), "json goes to a already"),
         (("--bad-hosts", "./good"), "--bad-hosts good: --good-hosts goes there, and only one of them would be kept"),
         (("--report", "junit=out", "--save", "out"), "--report junit out: --save goes there"),
