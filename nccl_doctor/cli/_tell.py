@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from typing import NoReturn
@@ -34,3 +35,8 @@ def print_json(document: bytes) -> None:
 def columns(most: int) -> int:
     """How wide prose may be: as the terminal, where there is one."""
     return min(most, shutil.get_terminal_size((most, 24)).columns)
+
+
+def rows() -> float:
+    """How many lines stay in sight: those of the terminal, where there is one."""
+    return shutil.get_terminal_size().lines if sys.stdout.isatty() else math.inf

@@ -170,7 +170,7 @@ def lint(
     elif format == "json":
         typer.echo(json.dumps(told.lint_json(result), indent=2))
     else:
-        typer.echo(told.lint_text(result, show_info, _tell.columns(WIDTH)), nl=False)
+        typer.echo(told.lint_text(result, show_info, _tell.columns(WIDTH), _tell.rows()), nl=False)
     raise typer.Exit(result.exit_code(strict))
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from nccl_doctor.facts.fold import counted, few, fold
 from nccl_doctor.findings.model import Severity
 from nccl_doctor.report.safe_text import moment, visible
-from nccl_doctor.report.terminal import print_hanging
+from nccl_doctor.report.terminal import print_again, print_hanging
 from nccl_doctor.rules.compare import NEW, Comparison, FactChange, FindingChange
 
 CHANGES_SHOWN = 40
@@ -49,6 +49,7 @@ def render(found: Comparison, console: Console, *, verbose: bool = False) -> Non
     if len(found.changes) > len(shown):
         console.print(Text(f"  ... and {len(found.changes) - len(shown)} more (--verbose shows all)", "dim"))
     console.print(Text(f"\n  {counted(len(found.compared), 'host')} compared   exit {found.exit_code.value}", "dim"))
+    print_again(console, _verdict(found))
 
 
 def _is_note_of_one(item: FindingChange) -> bool:

@@ -380,8 +380,15 @@ def test_colours_are_for_terminals_that_have_them_and_users_who_want_them() -> N
 def test_a_verdict_that_scrolled_away_is_told_again_at_the_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    script = tmp_path / "train.sh"
+    script.write_text("export NCCL_DEBUG=ERROR\n" * 2)
     for lines, times in (("60", 1), ("8", 2)):
-        for words, first in ((("check", "--from", FAULTY), "✗ FAULTY"), (("explain", str(log)), "✗ rank 1 raised")):
+        for words, first in (
+            (("check", "--from", FAULTY), "✗ FAULTY"),
+            (("explain", str(log)), "✗ rank 1 raised"),
+            (("diff", "--hosts", "gpu01,gpu02", FAULTY), "✗ NEW FAILURE"),
+            (("env", "lint", str(script)), "✗ 2 wrong"),
+        ):
             told = on_a_terminal(*words, NO_COLOR="1", LINES=lines, COLUMNS="80")
             assert told.count(first) == times, (words, lines)
             assert (first in told.splitlines()[-2] + told.splitlines()[-1]) == (times == 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import Any
 
@@ -47,8 +48,9 @@ def lint_json(result: Examination) -> dict[str, Any]:
     }
 
 
-def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -> str:
-    """The result of a lint run for a terminal: verdict first, then file by file."""
+def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH, rows: float = math.inf) -> str:
+    """The result of a lint run for a terminal: verdict first, then file by file. Where that is longer than so many ``rows``,
+    the verdict once more."""
     head = (_verdict(result), f"judged for {result.judged_for}")
     lines = head_lines(head, width)
     place = None
@@ -69,6 +71,8 @@ def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH) -
         lines.append("")
     if hidden:
         lines += [f"{counted(hidden, 'remark')} hidden (--info shows them)", ""]
+    if len(lines) >= rows - 1:
+        lines += head_lines([_verdict(result)], width)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
