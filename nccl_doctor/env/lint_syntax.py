@@ -10,6 +10,7 @@ from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Variable
 from nccl_doctor.env.lint import Context, Edit, Said, wrong
 from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
+from nccl_doctor.findings.model import shell_word
 
 # PyTorch's own words for yes and no (2.2 and later); anything else raises.
 YES, NO = frozenset({"y", "yes", "1", "t", "true"}), frozenset({"n", "no", "0", "f", "false"})
@@ -72,6 +73,25 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[S
             f"{item.name} has no effect in nccl.conf: by the time NCCL reads the file, {who}",
             fix="Set it in the environment of the job.",
             confidence=0.9,
+        )
+
+
+def windows_line_end(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+    """A shell takes the carriage return of a Windows line end for a part of the line's last word."""
+    value, line, variable = item.value, item.text.removesuffix("\r"), answer.variable
+    if not value or line == item.text or item.how is How.CONF:
+        return
+    values = variable.values if variable else None
+    trimmed = bool(values and values.trimmed_since and context.nccl_at_least(values.trimmed_since))
+    if trimmed or (variable is not None and variable.kind == "integer"):  # after a number it is passed over
+        return
+    if line.endswith((value, f"{value}'", f'{value}"')):
+        taken = f"{value}\r"
+        yield wrong(
+            "windows-line-end",
+            f"{item.name}: a shell takes the Windows line end into the value ({taken!r})",
+            fix="Give the file the line ends of Unix.",
+            code=rf"sed -i 's/\r$//' {shell_word(item.file)}" if item.file else "",
         )
 
 
@@ -209,4 +229,4 @@ def _torch_integer(variable: Variable, value: str) -> str:
     return _raises(variable)
 
 
-RULES = (not_text, conf_value, invalid)
+RULES = (not_text, conf_value, windows_line_end, invalid)

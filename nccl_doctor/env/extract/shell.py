@@ -161,7 +161,7 @@ class Reader:
 
     def _line(self, number: int) -> str:
         place = number - self.first_line
-        return self.lines[place].strip() if 0 <= place < len(self.lines) else ""
+        return self.lines[place].strip(" \t") if 0 <= place < len(self.lines) else ""  # a Windows line end is told
 
     def _here_document(self, word: str, position: int, line: int, opened: int) -> tuple[int, int]:
         """Read the body up to the end word; returns where to go on."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nccl_doctor.env import lint
 from nccl_doctor.env.assignments import MAX_ARMS, Assignment, How
 from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
+from nccl_doctor.findings.model import Severity
 
 
 def pairs(found: list[Assignment]) -> list[tuple[str, str | None, int | None]]:
@@ -209,6 +210,31 @@ def test_nccl_conf_is_read_as_nccl_reads_it() -> None:
 def test_what_becomes_part_of_a_value_in_nccl_conf(line: str, release: str, title: str) -> None:
     found = [item for item in lint.lint(conf.read(line, "f"), release) if item.id.endswith("conf-syntax")]
     assert (title in found[0].title and "\r" not in found[0].evidence[0].text) if title else not found
+
+
+@pytest.mark.parametrize(
+    ("script", "taken"),
+    [
+        ("export NCCL_NET=IB\r\n", ["IB\\r"]),
+        ("export A=1 NCCL_IB_HCA=\"mlx5_0\"\r\nexport NCCL_NET='IB'\r\n", ["mlx5_0\\r", "IB\\r"]),
+        ("export TORCH_NCCL_BLOCKING_WAIT=1\r\n", ["1\\r"]),  # PyTorch raises
+        ("export NCCL_IB_TIMEOUT=22\r\n", []),  # what follows a number is passed over
+        ("export NCCL_DEBUG=INFO\r\n", []),  # NCCL takes blanks away
+        ("NCCL_NET=IB torchrun train.py\r\n", []),
+        ("export NCCL_NET=IB \r\n", []),  # a word of its own, which the shell refuses
+        ("export NCCL_NET=IB\n", []),
+    ],
+)
+def test_a_shell_takes_a_windows_line_end_into_the_value(script: str, taken: list[str]) -> None:
+    found = [item for item in lint.lint(shell.read(script, "f.sh"), "2.30.7") if item.id.endswith("windows-line-end")]
+    assert [item.title.partition("(")[2] for item in found] == [f"'{value}')" for value in taken]
+    for item in found:
+        assert item.severity is Severity.FAIL and "\r" not in item.evidence[0].text
+        assert item.fixes[0].command == r"sed -i 's/\r$//' f.sh"
+    before = lint.lint(shell.read("export NCCL_DEBUG=INFO\r\n", "f.sh"), "2.29.7")
+    assert [item.title for item in before] == [
+        "NCCL_DEBUG: a shell takes the Windows line end into the value ('INFO\\r')"
+    ]
 
 
 def test_env_files() -> None:
