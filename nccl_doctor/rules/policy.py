@@ -83,7 +83,7 @@ def find(directory: Path) -> Path | None:
 def _has_table(pyproject: Path) -> bool:
     """Whether there is a [tool.nccl-doctor] in it; of a file that is no TOML but names it :func:`load` is to tell."""
     try:
-        text = pyproject.read_text("utf-8", "replace")
+        text = pyproject.read_text("utf-8-sig", "replace")
     except OSError:
         return True
     try:
@@ -96,11 +96,13 @@ def _has_table(pyproject: Path) -> bool:
 def load(path: Path) -> Policy:
     """Read a policy; ``PolicyError`` for anything that is not understood completely."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         raw: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # of its own kind, no UTF-8, or a number of 5,000 digits
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path}: byte {error.start} is no UTF-8 text") from error
+    except (ValueError, RecursionError) as error:  # of its own kind, or a number of 5,000 digits
         raise PolicyError(f"{path}: not TOML: {error}") from error
     if path.name == "pyproject.toml":
         tool = raw.get("tool")

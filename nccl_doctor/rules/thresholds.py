@@ -41,8 +41,10 @@ def _given(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         node, raw = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ThresholdError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise ThresholdError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ThresholdError(f"{file}: byte {error.start} is no UTF-8 text") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 40th of May, 5,000 digits
         raise ThresholdError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw or {}, dict):

@@ -12,7 +12,7 @@ from facts_builder import NAMES, Builder, loopback
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
-from nccl_doctor.rules import policy, requirements
+from nccl_doctor.rules import policy, requirements, thresholds
 from nccl_doctor.rules.consequences import folded_and_sorted
 from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
 from nccl_doctor.rules.judge import Report, StageResult, judge
@@ -205,6 +205,14 @@ def test_an_ignore_of_some_hosts_does_not_cover_what_names_none(tmp_path: Path) 
 def test_a_policy_with_a_mistake_names_line_and_key(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(policy.PolicyError, match=told):
         policy.load(write(tmp_path, text))
+
+
+def test_a_policy_of_windows_is_read_and_what_is_no_text_is_named(tmp_path: Path) -> None:
+    assert policy.load(write(tmp_path, "\ufeffstrict = true\r\n")).strict
+    (tmp_path / "binary").write_bytes(b"ok\xff\xfe")
+    for read, error in ((policy.load, policy.PolicyError), (thresholds.load, thresholds.ThresholdError)):
+        with pytest.raises(error, match=r"binary: byte 2 is no UTF-8 text$"):
+            read(tmp_path / "binary")
 
 
 def test_policy_in_pyproject(tmp_path: Path) -> None:
