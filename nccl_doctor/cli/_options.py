@@ -19,6 +19,10 @@ HostsFile = Annotated[
 ]
 
 
+# Of what runs a COMMAND: its options are its own, also without the -- before it (mpirun has a -H, too).
+OF_A_COMMAND = {"allow_interspersed_args": False}
+
+
 def _refuse_misplaced(words: list[str] | None) -> None:
     if words:
         _tell.stop(f"{words[0]!r}: hosts are named by --hosts FILE or -H HOSTS")

@@ -31,6 +31,7 @@ PROFILES = ("quick", "standard", "full")
 
 @app.command(
     short_help="Go or no-go before a training job; on go, run it.",
+    context_settings=_options.OF_A_COMMAND,
     epilog=examples(
         {
             "preflight --slurm --min-hosts 16 --require gpus=8 -- srun ...": "",

@@ -11,6 +11,7 @@ from nccl_doctor.cli import _hosts, _inputs, _options, app, examples
 
 @app.command(
     short_help="Run a job: look at it where it hangs, explain it if it fails.",
+    context_settings=_options.OF_A_COMMAND,
     epilog=examples(
         {
             "run -- torchrun --nproc-per-node 8 train.py": "this machine",

@@ -60,6 +60,12 @@ def run(*words: str, cwd: Path | None = None, stdin: bytes = b"", **more: Any) -
     return subprocess.run(command, cwd=cwd, input=stdin, capture_output=True, timeout=120, **more)
 
 
+def test_the_options_of_a_command_are_its_own_also_without_the_dashes_before_it(tmp_path: Path) -> None:
+    words = ("echo", "-H", "gpu[01-02]", "--silence", "soon", "--", "-x")
+    assert run(*words).stdout == run("--silence", "5m", "--", *words).stdout == b"-H gpu[01-02] --silence soon -- -x\n"
+    assert preflight(tmp_path, "--from", saved(tmp_path), "echo", "--from", "me").stdout.endswith("\n--from me\n")
+
+
 # -- the job that was seen
 
 
