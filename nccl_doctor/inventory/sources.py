@@ -90,7 +90,8 @@ def from_list(host_list: str, source: str = "-H") -> Inventory:
         try:
             parsed = lines.parse_spec(piece.strip())
         except BadName as error:
-            raise InventoryError(source, None, piece, str(error)) from error
+            why = "expected commas between hosts, such as gpu01,gpu02" if len(piece.split()) > 1 else str(error)
+            raise InventoryError(source, None, piece, why) from error
         entries += parsed.entries
         formats.add(parsed.format)
         colons.add(parsed.colon)

@@ -87,6 +87,9 @@ def test_command_line_list() -> None:
     found = listed("node[01-02],gpu7,root@[::1]:2222,x:8")
     assert [entry.name for entry in found.entries] == ["node01", "node02", "gpu7", "::1", "x"]
     assert found.entries[3].port == 2222 and found.entries[4].slots == 8 and found.source == "-H"
+    for between in (" ", "\n"):  # of a shell's loop, of `scontrol show hostnames`
+        with pytest.raises(InventoryError, match=r"expected commas between hosts, such as gpu01,gpu02$"):
+            listed(f"gpu01{between}gpu02")
 
 
 def test_the_colon_is_read_in_one_way_and_said() -> None:
