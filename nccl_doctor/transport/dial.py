@@ -102,7 +102,9 @@ def _has_way(family: int, target: Any) -> bool:
 
 
 def _sorted(error: OSError, family: int, target: Any, limit_s: float) -> Unreachable:
-    address, port = str(target[0]), int(target[1])
+    port = int(target[1])
+    zoned = any(target[3:])  # without the zone, no command reaches a link-local address
+    address = socket.getnameinfo(target, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0] if zoned else str(target[0])
     text = f"connect {address} port {port}: {error.strerror or error}"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         detail = f"no answer to TCP connects within {limit_s:.1f} s: host down, or a firewall that drops"

@@ -411,6 +411,13 @@ def test_of_a_fatal_error_the_line_that_says_why_is_quoted() -> None:
     assert last_line("one\ntwo\n") == "two"
 
 
+def test_a_link_local_address_that_does_not_answer_is_told_with_its_zone() -> None:
+    refused = mock.patch.object(dial, "_connected", side_effect=ConnectionRefusedError(111, "Connection refused"))
+    with refused, pytest.raises(Unreachable) as found:
+        dial.connect("fe80::1%lo", 22, "any", 5.0)
+    assert found.value.reach.address == "fe80::1%lo" and "connect fe80::1%lo port 22" in found.value.reach.evidence[0]
+
+
 def test_an_address_of_another_family_and_no_descriptor_left_are_reasons_not_defects() -> None:
     with pytest.raises(Unreachable, match="does not resolve") as found:
         dial.connect("127.0.0.1", 22, "inet6", 5.0)
