@@ -15,6 +15,7 @@ from nccl_doctor.bench.model import BenchPlan, Collector
 from nccl_doctor.bench.outcome import INTERRUPTED, NOTHING_ASKED, Asked, Outcome, conclude
 from nccl_doctor.bench.run import Run, prepare, read_collectives, time_needed
 from nccl_doctor.bench.world import CannotRun, Prepared, World, place, read_prepared
+from nccl_doctor.facts.machines import Reached, one_machine
 from nccl_doctor.facts.model import Outcome as ProbeOutcome
 from nccl_doctor.facts.model import ProbeResult, Reach
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -82,6 +83,7 @@ def run_fleet(
     try:
         _all_reached(connected)
         prepared = _prepared(prepare(sessions, plan))
+        _no_host_twice(prepared, sessions)
         plan, world = _plan_world(plan, prepared, sessions, fleet)
         if not fleet.allow_busy:
             _not_busy(prepared)
@@ -130,6 +132,19 @@ def _prepared(answers: dict[str, ProbeResult]) -> dict[str, Prepared]:
     if bad:
         raise Refused("hosts that cannot take part:\n  " + "\n  ".join(bad))
     return found
+
+
+def _no_host_twice(prepared: dict[str, Prepared], sessions: dict[str, Session]) -> None:
+    """What one machine sends itself is no network, and its GPUs hold the ranks of one host."""
+    at = {name: sessions[name].reach for name in prepared}
+    seen = {
+        name: Reached(host.host, at[name].address, at[name].port, frozenset(host.addresses))
+        for name, host in prepared.items()
+    }
+    for names in one_machine(seen):
+        raise Refused(
+            f"{' and '.join(names)} are one machine, {prepared[names[0]].host}: keep one of the names", ExitCode.USAGE
+        )
 
 
 def _plan_world(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from nccl_doctor.facts.environment import Environment
 from nccl_doctor.facts.fold import fold
 from nccl_doctor.facts.interfaces import Interfaces
+from nccl_doctor.facts.machines import Reached, one_machine
 from nccl_doctor.facts.mesh import Links, Names, Resolution, Resolver, parsed
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
@@ -47,27 +48,36 @@ def _quote(host: str, name: str, answer: Resolution) -> Evidence:
 def named_twice(fleet: Fleet) -> Iterator[Finding]:
     """Two names in the host list lead to one machine: its GPUs would be given to two sets of ranks.
 
-    Told by the address and port that ssh reached and the name the machine gives itself, all three the same. Containers
-    behind one address have ports of their own, and machines behind a transport without addresses are not compared.
+    Told by the port that ssh reached, the name the machine gives itself, and the address: the same one, or one that it has
+    as well (a second network). Containers behind one address have ports of their own, and machines behind a transport
+    without addresses are not compared.
     """
     fleet.need_several()
-    reached_at = {host.name: host.facts.reach for host in fleet.hosts}
-    machines: dict[tuple[str, int, str], list[str]] = {}
-    for host, names in sorted(fleet.every(Names).items()):
-        reach = reached_at[host]
-        if reach.address:
-            machines.setdefault((reach.address, reach.port, names.host_name), []).append(host)
-    for (address, port, name), hosts in machines.items():
-        if len(hosts) > 1:
-            yield finding(
-                "host.named-twice",
-                Severity.FAIL,
-                f"{' and '.join(hosts) if len(hosts) < 4 else fold(hosts)} are one machine, {name}",
-                [Evidence(f"{address} port {port} calls itself {name}", source="ssh", host=host) for host in hosts],
-                places=[Place(host=host) for host in hosts],
-                fixes=[Fix("keep one of the names in the host list")],
-                explains=("net.wrong-interface.duplicate-address", "net.port-in-use", "collectives"),
-            )
+    at = {host.name: host.facts.reach for host in fleet.hosts}
+    seen = {
+        host: Reached(names.host_name, at[host].address, at[host].port, frozenset(names.addresses))
+        for host, names in sorted(fleet.every(Names).items())
+    }
+    for hosts in one_machine(seen):
+        name, addresses = seen[hosts[0]].calls_itself, {at[host].address for host in hosts}
+        yield finding(
+            "host.named-twice",
+            Severity.FAIL,
+            f"{' and '.join(hosts) if len(hosts) < 4 else fold(hosts)} are one machine, {name}",
+            [_reached(host, seen[host], addresses) for host in hosts],
+            places=[Place(host=host) for host in hosts],
+            fixes=[Fix("keep one of the names in the host list")],
+            explains=("net.wrong-interface.duplicate-address", "net.port-in-use", "collectives"),
+        )
+
+
+def _reached(host: str, machine: Reached, addresses: Collection[str]) -> Evidence:
+    """Where a host was reached, and which of the ``addresses`` that others were reached at it has as well."""
+    also = sorted(machine.addresses.intersection(addresses) - {machine.address})
+    has = f", and has {', '.join(also)} as well" if also else ""
+    return Evidence(
+        f"{machine.address} port {machine.port} calls itself {machine.calls_itself}{has}", source="ssh", host=host
+    )
 
 
 @fleet_rule(

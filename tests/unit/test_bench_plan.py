@@ -9,20 +9,24 @@ import random
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_bench_judge import outcome
+from test_bench_judge import host, outcome
 from typing_in import typed
 
+from nccl_doctor.bench import fleet
 from nccl_doctor.bench.collectives import COLLECTIVES, UnknownCollective, parse_collectives
 from nccl_doctor.bench.model import DTYPES, BenchPlan, full_dtype
 from nccl_doctor.bench.sizes import SizeError, format_size, parse_size, parse_sizes
 from nccl_doctor.bench.statistics import Spread, compare, fit, percentile, spread
 from nccl_doctor.bench.verdict import change_words
 from nccl_doctor.facts.collectives import bus_factor
+from nccl_doctor.facts.model import Reach, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, finding
 
@@ -206,3 +210,18 @@ def test_a_graph_is_of_nccl_alone() -> None:
     assert plan.settled("nccl", "", gpu=True).cuda_graph
     with pytest.raises(ValueError, match=r"this is gloo \(no GPU\)"):
         plan.settled("gloo", "no GPU", gpu=False)
+
+
+def test_a_machine_that_is_named_twice_is_no_network() -> None:
+    """It would send to itself, and that would pass for what two hosts send each other."""
+    has = {"10.0.0.2": "eth0", "192.168.0.2": "ib0"}
+    prepared = {name: host("gpu02", addresses=has) for name in ("gpu02", "gpu02-ib")}
+    sessions: Any = {
+        "gpu02": SimpleNamespace(reach=Reach(ReachOutcome.OK, address="10.0.0.2", port=22)),
+        "gpu02-ib": SimpleNamespace(reach=Reach(ReachOutcome.OK, address="192.168.0.2", port=22)),
+    }
+    with pytest.raises(fleet.Refused, match="gpu02 and gpu02-ib are one machine, gpu02: keep one") as told:
+        fleet._no_host_twice(prepared, sessions)
+    assert told.value.code is ExitCode.USAGE
+    for other in (Reach(ReachOutcome.OK, address="10.0.0.2", port=2222), Reach(ReachOutcome.OK)):  # containers, kubectl
+        fleet._no_host_twice(prepared, sessions | {"gpu02-ib": SimpleNamespace(reach=other)})

@@ -726,6 +726,19 @@ def test_two_names_of_one_machine_are_named_and_what_follows_is_folded() -> None
     assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
 
 
+def test_a_machine_that_is_named_by_two_of_its_addresses_is_one() -> None:
+    """It was told to take "the other host's" address from its interface."""
+    builder = Builder()
+    for host, at in (("gpu02", "10.0.0.2"), ("gpu03", "192.168.0.2")):
+        builder.reach[host] = Reach(ReachOutcome.OK, address=at, port=22)
+        builder.probes[host]["names"].update(host_name="gpu02", addresses=["10.0.0.2", "192.168.0.2"])
+    (found,) = (item for item in judge(builder.bundle()).findings if item.id == "host.named-twice")
+    assert found.hosts == ("gpu02", "gpu03") and "net.wrong-interface.duplicate-address" in found.explains
+    assert found.evidence[1].text == "192.168.0.2 port 22 calls itself gpu02, and has 10.0.0.2 as well"
+    builder.reach["gpu03"] = Reach(ReachOutcome.OK, address="10.9.0.3", port=22)  # equal containers on two machines
+    assert not any(item.id == "host.named-twice" for item in judge(builder.bundle()).findings)
+
+
 @pytest.mark.parametrize(
     ("offset", "uncertainty", "wrong", "known"),
     [(0.9, 0.01, False, True), (1.5, 0.4, True, True), (1.5, 1.0, False, False), (0.0, 1.1, False, False)],

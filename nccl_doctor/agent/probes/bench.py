@@ -8,8 +8,9 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
-from nccl_doctor.agent.collective import launch, memory, sockets
+from nccl_doctor.agent.collective import launch, memory
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
+from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probes.listening import bound
 from nccl_doctor.agent.probing import probe, run_command
 
@@ -70,7 +71,7 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
         "memory": memory.available_memory(),
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "addresses": sockets.addresses(),
+        "addresses": {item["address"]: item["name"] for item in kernel_addresses()},
         "name_addresses": _resolve(socket.gethostname()),
         "route_source": _route_source(),
         "port": port or launch.free_port(),
