@@ -728,6 +728,18 @@ def test_a_hostile_run_drives_no_terminal_whatever_it_is_asked(tmp_path: Path, w
         assert done.stdout.isascii() and json.loads(done.stdout), "it fits every locale"
 
 
+@pytest.mark.parametrize("words", ["check --from", "explain"])
+def test_a_python_that_takes_docstrings_away_judges_the_same(words: str, tmp_path: Path) -> None:
+    """PYTHONOPTIMIZE=2, of an environment made for training, was an internal error."""
+    file = Path(__file__).parents[1] / "fixtures" / "bundles" / "schema-1.json.gz"
+    if words == "explain":
+        (file := tmp_path / "log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: KeyError: 'dgo'\n")
+    command = [sys.executable, "-m", "nccl_doctor", *words.split(), str(file)]
+    environment = {**os.environ, "PYTHONOPTIMIZE": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.FINDINGS and "internal error" not in done.stderr, done.stderr
+
+
 def test_a_json_document_in_ascii_reads_back_as_it_was() -> None:
     data = {"é\x9b": ["\u202e", "\U0001f600", 'a\n\t\x1b\\"', "\x7f"], "plain": 1.5}
     told = json_text(msgspec.json.format(msgspec.json.encode(data), indent=2))

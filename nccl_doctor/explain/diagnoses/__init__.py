@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -60,8 +61,8 @@ _DIAGNOSES: dict[str, Diagnosis] = {}
 
 def diagnosis(function: Diagnosis) -> Diagnosis:
     """Declare a function that weighs several facts of a case. Its docstring is its candidates' ``why``."""
-    why = function.__doc__
-    if not why:
+    why = function.__doc__ or ""
+    if not why and sys.flags.optimize < 2:  # PYTHONOPTIMIZE=2 takes all docstrings away
         raise ValueError(f"diagnosis {function.__name__} has no docstring")
     if function.__name__ in _DIAGNOSES:
         raise ValueError(f"diagnosis {function.__name__} is declared twice")

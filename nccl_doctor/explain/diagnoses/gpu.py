@@ -237,7 +237,9 @@ def xid(case: Case) -> Iterable[Candidate]:
         if outlived or past or (entry.action == "ignore" and number not in _XID_RECORDS):
             strength = min(strength, _XID_IGNORED)
         title = f"Xid {number}: {entry.name}"
-        yield Candidate(cause, strength, title, hits, hosts=hosts_told(hits), why=f"{xid.__doc__} {entry.note}".strip())
+        yield Candidate(
+            cause, strength, title, hits, hosts=hosts_told(hits), why=f"{xid.__doc__ or ''} {entry.note}".strip()
+        )
 
 
 def _xid_told(hit: Hit) -> int | None:
