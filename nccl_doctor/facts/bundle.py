@@ -9,6 +9,7 @@ import datetime
 import gzip
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -19,6 +20,8 @@ from nccl_doctor.facts.model import BUNDLE_SCHEMA, Bundle, HostFacts, ProbeResul
 SMALL_BYTES = 256 << 20  # every file may unpack to this,
 LIMIT_RATIO = 40  # a larger one to this many times its own size (a bomb is a thousand times its size),
 LIMIT_BYTES = 2 << 30  # and none to more
+PIECE_BYTES = 1 << 20  # read at once
+MAGIC = b"\x1f\x8b"
 
 
 class BundleError(ValueError):
@@ -39,14 +42,24 @@ def read(path: Path) -> Bundle:
     """Read a bundle; ``BundleError`` for anything else: another format, a bomb, a cut file, a newer schema."""
     try:
         with path.open("rb") as stream:
-            return from_bytes(stream.read(LIMIT_BYTES + 1), str(path))
+            return from_bytes(_content(stream), str(path))
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror or error}") from error
 
 
+def _content(stream: BinaryIO) -> bytes:
+    """At most the limit, and a piece. Asked for all of that at once, Python takes the memory for it, however small the file."""
+    found = bytearray()
+    while len(found) <= LIMIT_BYTES and (piece := stream.read(PIECE_BYTES)):
+        found += piece
+        if not found.startswith(MAGIC):  # a device, a log: to be told so, not to be read
+            break
+    return bytes(found)
+
+
 def from_bytes(content: bytes, name: str) -> Bundle:
     """Decode a bundle's file content; ``name`` is for messages."""
-    if not content.startswith(b"\x1f\x8b"):
+    if not content.startswith(MAGIC):
         raise BundleError(f"{name}: not a bundle (a bundle is what `nccl-doctor check --save FILE` writes)")
     limit = min(LIMIT_BYTES, max(SMALL_BYTES, LIMIT_RATIO * len(content)))
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)

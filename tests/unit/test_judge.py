@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import tracemalloc
 from pathlib import Path
 from unittest import mock
 
@@ -368,6 +369,19 @@ def test_a_large_file_may_unpack_to_more_than_a_small_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(bundles, "LIMIT_BYTES", unpacked // 4)
     with pytest.raises(bundles.BundleError, match="refused"):
         bundles.from_bytes(content, "b")
+
+
+def test_a_small_bundle_is_read_in_little_memory(tmp_path: Path) -> None:
+    """With an `ulimit -v`, as login nodes have it, the room for the largest one was not to be had."""
+    bundles.write(Builder().bundle(), tmp_path / "b.ndb")
+    tracemalloc.start()
+    try:
+        assert bundles.read(tmp_path / "b.ndb").hosts
+        with pytest.raises(bundles.BundleError, match="/dev/zero: not a bundle"):
+            bundles.read(Path("/dev/zero"))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_probe_data_that_does_not_fit_leaves_the_bundle_readable() -> None:
