@@ -81,6 +81,9 @@ class Asked(msgspec.Struct, frozen=True):
 NOTHING_ASKED = Asked()
 
 
+MOST_BYTES = 256 << 20  # of a saved run: what is larger is none
+
+
 class BaselineError(ValueError):
     """A baseline that cannot be read; the message says which file and why."""
 
@@ -88,7 +91,7 @@ class BaselineError(ValueError):
 def read(path: FilePath) -> Outcome:
     """Read a saved run; raises :class:`BaselineError`."""
     try:
-        found = files.from_json(path.read_bytes(), Outcome)
+        found = files.from_json(files.content(path, MOST_BYTES), Outcome)
     except OSError as error:
         raise BaselineError(f"{path}: {error.strerror or error}") from error
     except msgspec.DecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,20 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+
+PIECE_BYTES = 1 << 20
+SETTINGS_BYTES = 1 << 20  # of a file that a person wrote
+
+
+def content(path: Path, most: int) -> bytes:
+    """What a user's file holds; ``OSError``, too, where that is more than any such file has: a checkpoint, a device."""
+    found = bytearray()
+    with path.open("rb") as stream:
+        while piece := stream.read(PIECE_BYTES):  # asked for ``most`` at once, Python takes the memory for it
+            found += piece
+            if len(found) > most:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return bytes(found)
 
 
 def from_json(text: bytes | msgspec.Raw, kind: type[T]) -> T:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from nccl_doctor.facts.files import SETTINGS_BYTES, content
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import DENIED, Evidence, Finding, Severity, Unknown, beneath, finding
 from nccl_doctor.inventory import InventoryError, from_list
@@ -96,7 +97,7 @@ def _has_table(pyproject: Path) -> bool:
 def load(path: Path) -> Policy:
     """Read a policy; ``PolicyError`` for anything that is not understood completely."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = content(path, SETTINGS_BYTES).decode("utf-8-sig")
         raw: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror or error}") from error

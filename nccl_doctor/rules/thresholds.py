@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from nccl_doctor.facts.files import read_yaml
+from nccl_doctor.facts.files import SETTINGS_BYTES, content, read_yaml
 
 FILE = Path(__file__).parent / "thresholds.yaml"
 
@@ -39,7 +39,7 @@ def _given(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = content(file, SETTINGS_BYTES).decode()
         node, raw = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise ThresholdError(f"{file}: {error.strerror or error}") from error

@@ -213,6 +213,8 @@ def test_a_policy_of_windows_is_read_and_what_is_no_text_is_named(tmp_path: Path
     for read, error in ((policy.load, policy.PolicyError), (thresholds.load, thresholds.ThresholdError)):
         with pytest.raises(error, match=r"binary: byte 2 is no UTF-8 text$"):
             read(tmp_path / "binary")
+        with pytest.raises(error, match=r"/dev/zero: File too large$"):
+            read(Path("/dev/zero"))
 
 
 def test_policy_in_pyproject(tmp_path: Path) -> None:
@@ -242,7 +244,7 @@ def test_a_policy_that_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeyp
             policy.load(own)
         unmake(own)
     shared = write(tmp_path, "[tool.nccl-doctor]\nstrict = true\n", "pyproject.toml")
-    monkeypatch.setattr(Path, "read_text", _refuse)
+    monkeypatch.setattr(Path, "open", _refuse)
     assert policy.find(tmp_path) == shared
     with pytest.raises(policy.PolicyError, match="Permission denied"):
         policy.load(shared)

@@ -485,6 +485,13 @@ def test_json_that_msgspec_fails_on_otherwise_is_no_bundle_no_fact_and_no_dump(b
         outcome.read(tmp_path / "run.json")
 
 
+def test_what_is_too_large_for_a_saved_run_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "checkpoint.pt").open("wb") as stream:
+        stream.truncate(outcome.MOST_BYTES + 1)
+    with pytest.raises(BaselineError, match=r"checkpoint\.pt: File too large$"):
+        outcome.read(tmp_path / "checkpoint.pt")
+
+
 def test_judging_leaves_the_garbage_collector_as_it_was() -> None:
     import gc
 
