@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,8 +78,15 @@ def check_program(command: Sequence[str]) -> None:
     _tell.stop(f"{command[0]!r} is no program: hosts are named by --hosts FILE or -H HOSTS; {needs}")
 
 
-def check_writable(path: Path, option: str) -> None:
-    """Stop, before anything is done, where a file that is to be written at the end cannot be."""
+def check_kept(path: Path, option: str, inputs: Mapping[str, str | Path | None]) -> None:
+    """Stop where a file that is to be written is one that this command reads (by the option that names it): it would be lost."""
+    for source, read in inputs.items():
+        if read and os.path.isfile(path) and os.path.isfile(read) and os.path.samefile(path, read):  # noqa: PTH113, PTH121
+            _tell.stop(f"{option} {path}: would take the place of what {source} reads; name another file")
+
+
+def check_writable(path: Path, option: str, inputs: Mapping[str, str | Path | None]) -> None:
+    """Stop, before anything is done, where a file that is to be written at the end cannot be, or is one of the ``inputs``."""
     if str(path) == "-":
         _tell.stop(f"{option} -: writes a file, and standard output is none; name a file")
     if path.is_dir():
@@ -89,6 +96,7 @@ def check_writable(path: Path, option: str) -> None:
         _tell.stop(f"{option} {path}: there is no directory {place}")
     if not os.access(path if path.exists() else place, os.W_OK):
         _tell.stop(f"{option} {path}: may not be written by this user")
+    check_kept(path, option, inputs)
 
 
 def check_directory(path: Path, option: str) -> None:

@@ -138,7 +138,7 @@ def bench(
     from nccl_doctor.bench.outcome import Asked
 
     _options.check_bandwidth("--min-busbw", min_busbw, least=0.0)
-    telling = _Telling(format, save, plot, fail_on, verbose)
+    telling = _Telling(format, save, plot, fail_on, verbose, hosts)
     names, wanted = _what(collective, sizes, dtype, format)
     if plot is not None and not wanted:
         _tell.stop("--plot draws bandwidth over size, and gemm has neither")
@@ -298,6 +298,7 @@ class _Telling:
     plot: Path | None
     fail_on: str
     verbose: bool = False
+    hosts: str | None = None  # the hostfile
     before: Outcome | None = None
     plain: bool = False  # inside a job: what looks like a terminal may be none
 
@@ -306,7 +307,9 @@ class _Telling:
             _tell.stop(f"--plot {self.plot}: the name must end in .svg or .html")
         for path, option in ((self.plot, "--plot"), (self.save, "--save")):
             if path is not None:
-                _inputs.check_writable(path, option)
+                _inputs.check_writable(
+                    path, option, {"--hosts": self.hosts}
+                )  # a baseline may be replaced by what is kept
 
     def tell(self, outcome: Outcome) -> ExitCode:
         """Keep it, plot it, print it; the exit code. A file that cannot be written does not keep the result back."""

@@ -86,7 +86,7 @@ def check(
     """
     rows = _judging.load_thresholds(thresholds)
     if save is not None:
-        _inputs.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save", {"--hosts": hosts, "--from": from_, "--thresholds": thresholds})
     if from_ is not None:
         bundle = _narrowed(_inputs.read_saved(context, from_), stage or [], skip or [], nccl_version)
     else:

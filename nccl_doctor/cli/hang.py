@@ -58,7 +58,7 @@ def hang(
     import msgspec
 
     if save is not None:
-        _inputs.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save", {"--hosts": hosts})
     if from_ is not None:
         if save:
             _tell.stop("--from judges a saved bundle: it takes no --save")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,7 +127,7 @@ def preflight(
     """
     rules = _judging.load_policy(policy)
     files = _Files(_outputs(report or []), good_hosts, bad_hosts, save, history)
-    files.check()
+    files.check({"--hosts": hosts, "--from": from_, "--policy": policy, "--thresholds": thresholds})
     if spares is not None and min_hosts is None and rules.min_hosts is None:
         _tell.stop("--spares needs --min-hosts: without it all good hosts are chosen, and none is spare")
     if command:
@@ -225,12 +225,13 @@ class _Files:
     save: Path | None
     history: Path | None
 
-    def check(self) -> None:
-        """Stop where a file could not be written at the end; say so of a report: its result is printed all the same."""
+    def check(self, inputs: Mapping[str, str | Path | None]) -> None:
+        """Stop where a file could not be written at the end, or is an input; say so of a report that cannot be written: its
+        result is printed all the same."""
         files = {"--good-hosts": self.good_hosts, "--bad-hosts": self.bad_hosts, "--save": self.save}
         for option, path in files.items():
             if path is not None:
-                _inputs.check_writable(path, option)
+                _inputs.check_writable(path, option, inputs)
         of: dict[str, str] = {}
         for option, path in (files | {f"--report {name}": path for name, path in self.reports.items()}).items():
             if path is not None and (not path.exists() or path.is_file()):  # many may go to a terminal or to /dev/null
@@ -238,6 +239,7 @@ class _Files:
                 if first != option:
                     _tell.stop(f"{option} {path}: {first} goes there, and only one of them would be kept")
         for name, path in self.reports.items():
+            _inputs.check_kept(path, f"--report {name}", inputs)
             place = path if path.exists() else path.parent
             if not os.access(place, os.W_OK) or path.is_dir():
                 why = "is a directory" if path.is_dir() else "is not writable" if place.exists() else "does not exist"

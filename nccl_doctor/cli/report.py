@@ -64,7 +64,8 @@ def report(
     if runs and name != "html":
         _tell.stop(f"--bench draws curves, and {name} has none: html does")
     if output is not None:
-        _inputs.check_writable(output, "--output")
+        read = {"BUNDLE": bundle, "--policy": policy, "--thresholds": thresholds}
+        _inputs.check_writable(output, "--output", read | {f"--bench {run}": run for run in runs or []})
     rules = _judging.load_policy(policy)
     rows = _judging.load_thresholds(thresholds, rules.thresholds)
     facts = _judging.requiring(_inputs.read_bundle(bundle), rules.require)

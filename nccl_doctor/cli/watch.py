@@ -58,7 +58,7 @@ def watch(
     for_s = _options.seconds(for_, "--for", longest, most=LONGEST_S) if for_ else None
     rows = _judging.load_thresholds(thresholds)
     if save is not None:
-        _inputs.check_writable(save, "--save")
+        _inputs.check_writable(save, "--save", {"--hosts": hosts, "--thresholds": thresholds})
     if from_ is not None:
         if save:
             _tell.stop("--from judges a saved bundle: it takes no --save")

@@ -317,6 +317,29 @@ def test_no_file_is_called_as_standard_output_is(words: str) -> None:
     assert done.exit_code == ExitCode.USAGE and "standard output is none; name a file" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [
+        ("check --hosts FILE --save FILE", "--hosts"),
+        ("check --from FILE --stage ports --save LINK", "--from"),
+        ("hang --hosts FILE --save FILE", "--hosts"),
+        ("watch --hosts FILE --save FILE", "--hosts"),
+        ("bench allreduce --hosts FILE --save FILE", "--hosts"),
+        ("preflight --hosts FILE --good-hosts FILE", "--hosts"),
+        ("preflight --from FILE --report json=FILE", "--from"),
+        ("report FILE --format html --output FILE", "BUNDLE"),
+        ("report other.ndb --bench FILE --format html --output FILE", "--bench FILE"),
+    ],
+)
+def test_what_is_read_is_not_written_over(words: str, source: str, tmp_path: Path) -> None:
+    file, link = tmp_path / "FILE", tmp_path / "LINK"
+    file.write_text("gpu01\n")
+    link.symlink_to(file)
+    done = typed(words.replace("FILE", str(file)).replace("LINK", str(link)))
+    assert done.exit_code == ExitCode.USAGE and file.read_text() == "gpu01\n"
+    assert f"would take the place of what {source.replace('FILE', str(file))} reads; name another file" in done.output
+
+
 @pytest.mark.parametrize("command", ["check", "preflight", "watch", "hang", "topo", "bench allreduce", "env recommend"])
 @pytest.mark.parametrize(
     "way", [["--transport", "command=sh {host}"], ["--transport", "ssh"], ["--ssh-config", os.devnull]]
