@@ -77,6 +77,7 @@ def launch(
     from nccl_doctor.inventory import render
 
     entries = [entry for entry in inventory.entries if entry.name in chosen]
+    chosen = tuple(entry.name for entry in entries)  # in the order of the input: its first is the job's master
     try:
         place = tempfile.TemporaryDirectory(prefix="nccl-doctor-", ignore_cleanup_errors=True)
         hostfile = Path(place.name) / "hostfile"

@@ -130,6 +130,15 @@ def test_what_is_exported_drives_no_terminal_and_reaches_the_job_as_it_is(capfd:
     assert told.out == advice.value and "\x1b" not in told.err and "export NCCL_SOCKET_IFNAME='eth\\e[2J'" in told.err
 
 
+def test_the_first_of_the_chosen_hosts_is_the_inputs_first(capfd: pytest.CaptureFixture[str]) -> None:
+    """By name, node10 comes before node9: srun's first task is on node9, and the others asked node10 for the master."""
+    inventory = Inventory(tuple(map(HostEntry, ("node9", "node10", "node8"))))
+    script = 'echo "$1 $NCCL_DOCTOR_HOSTS"; cat "$2"'
+    command = ["sh", "-c", script, "x", "{hosts}", "{hostfile}"]
+    assert _launch.launch(command, (), inventory, ("node10", "node9"), FOLLOWED).status == 0
+    assert capfd.readouterr().out == "node9,node10 node9,node10\nnode9\nnode10\n"
+
+
 @pytest.mark.parametrize(("hosts", "value"), [(("a", "c"), "eth1"), (("c",), "mine"), ((), "eth1")])
 def test_what_only_hosts_need_that_were_left_out_is_not_exported(
     hosts: tuple[str, ...], value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
