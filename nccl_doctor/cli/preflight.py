@@ -326,7 +326,10 @@ def _plan(inventory: Inventory, profile: str, needs: tuple[str, ...], master: st
 def _inventory_of(bundle: Bundle) -> Inventory:
     from nccl_doctor.inventory import HostEntry, Inventory
 
-    entries = tuple(HostEntry(facts.name, slots=facts.slots) for facts in bundle.hosts)
+    hosts = sorted(
+        bundle.hosts, key=lambda facts: facts.name != bundle.plan.master
+    )  # which the job's ranks look for first
+    entries = tuple(HostEntry(facts.name, slots=facts.slots) for facts in hosts)
     return Inventory(entries, format="openmpi" if any(entry.slots for entry in entries) else "plain")
 
 

@@ -64,6 +64,14 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
     assert (tmp_path / "bad").read_text() == "gpu02\n"  # gpu04 is the spare, and good
 
 
+def test_the_master_of_a_saved_run_is_the_jobs_first_host(tmp_path: Path) -> None:
+    bundle = Builder(("gpu03", "gpu01", "gpu02")).bundle()
+    hosts = tuple(sorted(bundle.hosts, key=lambda facts: facts.name))
+    bundle = msgspec.structs.replace(bundle, hosts=hosts, plan=msgspec.structs.replace(bundle.plan, master="gpu03"))
+    done = preflight(tmp_path, "--from", write(tmp_path, bundle), "--", "echo", "{hosts}")
+    assert done.stdout.endswith("\ngpu03,gpu01,gpu02\n"), done.stdout
+
+
 @pytest.mark.parametrize(("bad", "told"), [("gpu01", True), ("gpu02", False)])
 def test_that_no_chosen_host_s_master_port_was_tried_is_said(tmp_path: Path, bad: str, told: bool) -> None:
     done = preflight(tmp_path, "--from", saved(tmp_path, bad), "--min-hosts", "3")
