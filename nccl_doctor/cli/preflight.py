@@ -198,7 +198,14 @@ class _Question:
         assert bundle is not None
         _hosts.tell_interrupted(bundle)
         judged = _judging.judged(bundle, self.rules, self.rows)
-        gate = decide(judged, min_hosts=self.min_hosts, spares=self.spares, strict=self.strict, groups=groups(bundle))
+        gate = decide(
+            judged,
+            min_hosts=self.min_hosts,
+            spares=self.spares,
+            strict=self.strict,
+            groups=groups(bundle),
+            master=bundle.plan.master,
+        )
         _tell_master(bundle.plan, gate)
         return bundle, gate, judged
 

@@ -87,12 +87,14 @@ def decide(
     spares: int | None = None,
     strict: bool = False,
     groups: dict[str, str] | None = None,
+    master: str = "",
 ) -> Gate:
     """Go if at least ``min_hosts`` (default: all) hosts are good.
 
     Good are healthy hosts, and unless ``strict`` those with warnings only. Without ``spares`` all good hosts are
     chosen; with it exactly ``min_hosts``, and up to ``spares`` more are kept ready. Where ``groups`` (host -> drift
-    and rail group) differ, hosts of the largest group come first: a job runs best on hosts that are alike.
+    and rail group) differ, hosts of the largest group come first: a job runs best on hosts that are alike. Among equals the
+    ``master`` does, on which the job's port was tried.
     """
     decisions = decide_hosts(report)
     failing = {(cause.id, host) for cause in report.causes if cause.severity is Severity.FAIL for host in cause.hosts}
@@ -102,7 +104,7 @@ def decide(
             return not any((id, item.host) in failing for id in item.because)
         return item.state == HEALTHY
 
-    ordered = _alike_first({item.host: item.state for item in decisions if is_good(item)}, groups or {})
+    ordered = _alike_first({item.host: item.state for item in decisions if is_good(item)}, groups or {}, master)
     wanted = len(report.hosts) if min_hosts is None else min_hosts
     go = bool(ordered) and len(ordered) >= wanted
     chosen = ordered[:wanted] if spares is not None else ordered
@@ -116,11 +118,12 @@ def decide(
     )
 
 
-def _alike_first(good: dict[str, str], groups: dict[str, str]) -> list[str]:
-    """Good hosts (with their states), those of the largest group first. In a group the healthy ones come first."""
+def _alike_first(good: dict[str, str], groups: dict[str, str], master: str) -> list[str]:
+    """Good hosts (with their states), those of the largest group first. In a group the healthy ones come first, and of these
+    the master."""
     of = {host: groups.get(host, "") for host in good}
     size = Counter(of.values())
-    return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host))
+    return sorted(good, key=lambda host: (-size[of[host]], of[host], good[host] != HEALTHY, host != master, host))
 
 
 def exit_code(report: Report, gate: Gate) -> ExitCode:

@@ -92,6 +92,9 @@ def test_spares_choose_alike_hosts_first() -> None:
     gate = decide(report, min_hosts=2, spares=1, groups=groups)
     assert gate.chosen == ("gpu02", "gpu03") and gate.spares == ("gpu04",)
     assert decide(report, min_hosts=2, spares=0, groups=groups).spares == ()
+    gate = decide(report, min_hosts=2, spares=1, groups=groups, master="gpu04")  # where the master port was tried
+    assert gate.chosen == ("gpu02", "gpu04") and gate.spares == ("gpu03",)
+    assert decide(report, min_hosts=2, spares=1, groups=groups, master="gpu01").chosen == ("gpu02", "gpu03")
 
 
 def write(tmp_path: Path, text: str, name: str = "nccl-doctor.toml") -> Path:
