@@ -60,7 +60,9 @@ def _content(stream: BinaryIO) -> bytes:
 def from_bytes(content: bytes, name: str) -> Bundle:
     """Decode a bundle's file content; ``name`` is for messages."""
     if not content.startswith(MAGIC):
-        raise BundleError(f"{name}: not a bundle (a bundle is what `nccl-doctor check --save FILE` writes)")
+        raise BundleError(
+            f"{name}: not a bundle (a bundle is what --save FILE of check, preflight, hang or watch writes)"
+        )
     limit = min(LIMIT_BYTES, max(SMALL_BYTES, LIMIT_RATIO * len(content)))
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
