@@ -85,6 +85,8 @@ def _is_ours(name: str) -> bool:
     quote is no job's log."""
     if _KEPT.fullmatch(os.path.basename(name)) and _is_ours(os.path.join(os.path.dirname(name), "job.json")):
         return True
+    if name.endswith((".log", ".out", ".err")):
+        return False  # most files are, and need not be opened to be known
     with contextlib.suppress(content.InputError, OSError), content.opened(name) as raw:
         if not name.endswith((".json", ".xml")):
             return bool(_JUNIT.match(raw.read(256)))  # the report of preflight whose file may have any name

@@ -163,7 +163,7 @@ def test_a_binary_beside_a_log_is_told_and_the_log_is_read(tmp_path: Path) -> No
 def test_reports_and_benchmarks_beside_a_log_are_no_logs(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("step 1 loss 2.0\nstep 2 loss 1.9\nTraining complete.\n")
     said = "NET/IB : No device found, KeyError: 'x', Connection refused"
-    for name in ("preflight.xml", "preflight", "junit.log"):
+    for name in ("preflight.xml", "preflight", "junit.txt"):
         (tmp_path / name).write_text(f'<?xml version="1.0"?>\n<testsuites name="nccl-doctor">{said}')
     (tmp_path / "bench.json").write_text('{\n "command": "nccl-doctor bench allreduce",\n "notes": ["' + said + '"]}')
     (tmp_path / "report.html").write_text(f"<!doctype html>{said}")
