@@ -137,6 +137,7 @@ def crash_inside_ucx(case: Case) -> Iterable[Candidate]:
 
 
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
+_MPI_EXIT = re.compile(r"Exit code: +(\d+)")
 _MPI_ABORT = re.compile(r"MPI_ABORT was invoked on rank (\d+)")
 _RANK = re.compile(r"\b[Rr]ank[ :=]{1,2}(\d+)\b")
 _KILLED = frozenset((-15, -9, -7, -2, 130, 135, 137, 143))  # by signals that other diagnoses weigh
@@ -153,13 +154,16 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     children = [int(hit.groups["code"]) for hit in case.hits("child-terminated") if "code" in hit.groups]
     tasks = [found for hit in case.hits("mpi-abort") for found in _EXIT_CODE.findall(hit.text)]
     aborted = [int(rank) for hit in case.hits("mpi-abort") for rank in _MPI_ABORT.findall(hit.text)]
-    codes = {*case.exit_codes, *children, *map(int, tasks), *([1] if aborted else [])}
+    first = [int(hit.groups["rank"]) for hit in case.hits("mpi-first-to-exit")]
+    ended = [int(found[1]) for hit in case.hits("mpi-first-to-exit-rows") if (found := _MPI_EXIT.search(hit.text))]
+    codes = {*case.exit_codes, *children, *map(int, tasks), *ended, *([1] if aborted else [])}
     if case.exceptions.ordinary or codes & {-9, -7, 137, 135} or not codes - _KILLED:
         return
     hits = case.hits("torchrun-exit", "torchrun-exitcode", "child-terminated", "mpi-abort", "signal-end")
+    hits += case.hits("mpi-first-to-exit", "mpi-first-to-exit-rows")
     hits += case.hits("torchrun-rank", "torchrun-failed")  # whom the launcher's table names first
     own = codes - _KILLED
-    ranks = {*aborted, *(rank for rank, code in case.exits.items() if code in own)}
+    ranks = {*aborted, *first, *(rank for rank, code in case.exits.items() if code in own)}
     ranks |= {int(number) for hit in case.hits("child-terminated") for number in _RANK.findall(hit.text)}
     spoke = {item.hit.rank for item in case.summary.tracebacks if not case.exceptions.is_of_launcher(item)}
     silent = ranks - spoke if None not in spoke else set()

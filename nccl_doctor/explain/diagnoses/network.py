@@ -176,6 +176,7 @@ def same_address_on_several_hosts(case: Case) -> Iterable[Candidate]:
 def few_ports_open(case: Case) -> Iterable[Candidate]:
     """A host's firewall was listed and lets in little, and connections to ports that NCCL or Gloo chose are not answered."""
     rules, hits = case.hits("open-ports"), case.hits(*_UNREACHABLE, "master-timeout", "gloo-connect-failed")
+    hits += [hit for hit in case.hits("connect-gave-up") if _UNANSWERED.search(hit.text)]
     if rules and hits and not case.has("nccl-init-complete"):
         title = "a host's firewall lets in a few ports only, and the ranks listen on others"
         yield Candidate("net.firewall", 0.82, title, [*hits[:2], *rules[:4]], *speakers(hits))

@@ -30,7 +30,10 @@ def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> li
     return [
         hit
         for hit in in_order(hit for hit in said if ranks is None or hit.rank in ranks or names_rank(hit.text, ranks))
-        if _GAVE_UP.search(hit.text) and not _NOT_WORK.search(hit.text) and "Terminating" not in hit.text
+        if _GAVE_UP.search(hit.text)
+        and not _NOT_WORK.search(hit.text)
+        and "Terminating" not in hit.text
+        and "exiting prematurely" not in hit.text  # what NCCL says of another process
     ]
 
 

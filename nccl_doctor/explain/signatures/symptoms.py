@@ -358,6 +358,12 @@ says(
     why="The launcher saw a process end with an error.",
 )
 says(
+    "mpi-first-to-exit",
+    "Process name: [[{job}],{rank:int}]",
+    rows=1,
+    why="Open MPI: which process was the first to end with an error; its exit code stands in the next line.",
+)
+says(
     "monitored-barrier",
     "[Rank 0]: Rank {missing:int} failed to pass monitoredBarrier",
     "Rank {missing:int} timed out in monitoredBarrier",
