@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -14,6 +15,7 @@ from nccl_doctor.explain.signatures import Signature
 from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
+_LABEL_LIMIT = 100  # letters, within which a line's label stands
 _FEW = 40  # of lines that accuse nobody
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
@@ -39,6 +41,9 @@ class Kept:
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._ranks_of_label: dict[int, set[int]] = {}
         self._ranks_told: dict[int, set[int]] = {}  # in words that may be of others
+        self._host_of_label: dict[
+            str, str
+        ] = {}  # "[hopper14]" in front of lines that begin with "hopper14:2101:2130 [0] NCCL"
 
     def said(self, text: str, number: int) -> Said:
         """A line of this source: what it does not say of its rank and host, the source says."""
@@ -48,8 +53,18 @@ class Kept:
         elif line.task is not None:
             told = self._ranks_of_label if _own(line.rank, text) else self._ranks_told
             told.setdefault(line.task, set()).add(line.rank)
+        if line.host and line.pid and not line.body.startswith(f"{line.host}:"):
+            self._learn_label(line)
         line.host = line.host or self.source.host
         return Said(line, text, number)
+
+    def _learn_label(self, line: prefix.Line) -> None:
+        """What a collector writes in front of all lines of a host, by one in which NCCL names the host behind it."""
+        at = line.body.find(f"{line.host}:{line.pid}:", 0, _LABEL_LIMIT)
+        for label in line.body[:at].split()[-1:] if at > 0 else ():
+            name = label.strip("[]():|>")
+            if name and (line.host == name or line.host.endswith(f"-{name}")):
+                self._host_of_label[label] = line.host
 
     def hit(self, name: str, said: Said, groups: dict[str, str] | None = None) -> Hit:
         """The line as a hit of this signature."""
@@ -94,6 +109,20 @@ class Kept:
             self.summary.last_of_rank[hit.rank] = hit
 
     def settle(self) -> None:
+        """Give the lines their hosts and ranks that only the whole of the source tells."""
+        if self._host_of_label:
+            self._rewrite(self._at_its_host)
+        self._take_back_labels()
+
+    def _at_its_host(self, hit: Hit) -> Hit:
+        """The line with the host that its label is known to stand for."""
+        if hit.host:
+            return hit
+        words = hit.text[:_LABEL_LIMIT].split()
+        host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
+        return msgspec.structs.replace(hit, host=host) if host else hit
+
+    def _take_back_labels(self) -> None:
         """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:
         srun started one task a node, and torchrun in it the ranks. What srun says of a task tells its host."""
         summary = self.summary
@@ -114,15 +143,21 @@ class Kept:
                 hit, rank=None, labelled=False, host=hit.host or hosts.get(str(hit.rank), "")
             )
 
-        for group in summary.groups.values():
-            group.hits = [unlabelled(hit) for hit in group.hits]
-            group.lasts = {file: unlabelled(hit) for file, hit in group.lasts.items()}
-        for kept in (summary.tails, summary.before):
-            kept.update({file: [unlabelled(hit) for hit in hits] for file, hits in kept.items()})
-        summary.failed = [unlabelled(hit) for hit in summary.failed]
-        summary.tracebacks = [msgspec.structs.replace(item, hit=unlabelled(item.hit)) for item in summary.tracebacks]
         summary.last_of_rank = {rank: hit for rank, hit in summary.last_of_rank.items() if not hit.labelled}
+        self._rewrite(unlabelled)
         summary.ranks = set().union(summary.last_of_rank, *self._ranks_of_label.values(), *self._ranks_told.values())
+
+    def _rewrite(self, change: Callable[[Hit], Hit]) -> None:
+        """Change every line that is kept."""
+        summary = self.summary
+        for group in summary.groups.values():
+            group.hits = [change(hit) for hit in group.hits]
+            group.lasts = {file: change(hit) for file, hit in group.lasts.items()}
+        for kept in (summary.tails, summary.before):
+            kept.update({file: [change(hit) for hit in hits] for file, hits in kept.items()})
+        summary.failed = [change(hit) for hit in summary.failed]
+        summary.tracebacks = [msgspec.structs.replace(item, hit=change(item.hit)) for item in summary.tracebacks]
+        summary.last_of_rank = {rank: change(hit) for rank, hit in summary.last_of_rank.items()}
 
 
 def _own(rank: int, text: str) -> bool:

@@ -327,6 +327,18 @@ def test_a_ranks_number_in_a_group_is_not_its_rank() -> None:
     assert prefix.parse(f"node 1: [rank10]:{told}").rank == prefix.parse(f"pod-1 [default2]:[rank10]:{told}").rank == 10
 
 
+@pytest.mark.parametrize(
+    ("label", "host"), [("[n14]", "n14"), ("(n14)", "n14"), ("[worker-1]", "job-worker-1"), ("gpu-b", "gpu-b")]
+)
+def test_a_label_stands_for_the_host_that_nccl_names_behind_it(label: str, host: str) -> None:
+    log = (
+        f"{label} {host}:2101:2130 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>\n"
+        f"{label} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    assert explain_text(log).causes[0].hosts == (host,)
+    assert explain_text(log.replace(f"{label} {host}", f"[INFO] {host}")).causes[0].hosts == ()
+
+
 def test_skypilots_prefix_names_the_node_and_not_the_rank() -> None:
     line = prefix.parse("(worker1, rank=1, pid=31003, ip=10.20.0.12) [rank11]: RuntimeError: x")
     assert (line.host, line.rank, line.pid, line.body) == ("worker1", 11, "31003", "RuntimeError: x")
