@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
@@ -534,30 +534,47 @@ _BATCHES = re.compile(
 _RAN_TO_ITS_END = re.compile(
     r"\bepoch \d+ (?:is )?(?:done|finished|ended|complete[d]?)\b\D{1,20}(\d[\d,]*) (?:batches|steps|iterations)\b"
 )
+_OF_A_RANK = re.compile(rf"\b(?P<kind>{_NAMED}) (?:on|of|for|at) rank (?P<rank>\d{{1,6}})\W{{1,3}}(?P<of>\d[\d,]*)\b")
+_ITS_NUMBER = re.compile(r"remote rank:? ?\[\d")
+_OF_AN_EPOCH = "batches of an epoch"  # the last one that a rank tells
 _SHARE = 80  # letters behind the rank's number in which its share is told
+
+
+def _shares(hit: Hit) -> Iterator[tuple[str, int, int]]:
+    """What a line tells of a rank's share of the data: of what, whose, and how many."""
+    text = hit.text
+    if "ank" in text or "ANK" in text or "] r" in text or text.startswith("r"):
+        rank = _RANK_NUMBER.search(text)
+        told = _OF_A_RANK.search(text) if rank else None
+        if told:
+            yield "samples" if told["kind"] == "dataset size" else told["kind"], int(told["rank"]), _number(told["of"])
+        elif rank:
+            for found in _BATCHES.finditer(text, rank.end(), rank.end() + _SHARE):
+                yield found["kind"] or found["what"], int(rank[1]), _number(found["of"] or found["many"])
+    elif hit.rank is not None and "epoch" in text and (ended := _RAN_TO_ITS_END.search(text)):
+        yield _OF_AN_EPOCH, hit.rank, _number(ended[1])
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 @diagnosis
 def uneven_batches(case: Case) -> Iterable[Candidate]:
     """The ranks print different numbers of batches (or samples), and a collective then times out or loses a peer."""
-    if not case.has(*GAVE_UP, "horovod-stall", "gloo-closed", "peer-closed", "size-mismatch"):
+    waited = case.hits("hccl-notify-timeout")
+    lost = case.has(*GAVE_UP, "horovod-stall", "gloo-closed", "peer-closed", "size-mismatch")
+    if not lost and (
+        not waited or any(_ITS_NUMBER.search(hit.text) for hit in waited)
+    ):  # who is missing is told by its number
         return
     counts: dict[str, dict[int, tuple[int, Hit]]] = {}
     for hits in (*case.summary.before.values(), case.hits("batch-count")):
         for hit in hits:
-            named = "ank" in hit.text or "ANK" in hit.text or "] r" in hit.text or hit.text.startswith("r")
-            rank = _RANK_NUMBER.search(hit.text) if named else None
-            for found in _BATCHES.finditer(hit.text, rank.end(), rank.end() + _SHARE) if rank else ():
-                ranks = counts.setdefault(found["kind"] or found["what"], {})
-                number = int((found["of"] or found["many"]).replace(",", ""))
-                ranks.setdefault(int(rank.group(1)) if rank else 0, (number, hit))
-            if (
-                rank is None
-                and hit.rank is not None
-                and "epoch" in hit.text
-                and (ended := _RAN_TO_ITS_END.search(hit.text))
-            ):
-                counts.setdefault("batches", {})[hit.rank] = int(ended[1].replace(",", "")), hit  # of its last epoch
+            for kind, rank, count in _shares(hit):
+                ranks = counts.setdefault(kind, {})
+                if kind == _OF_AN_EPOCH or rank not in ranks:
+                    ranks[rank] = count, hit
     for kind, told in counts.items():
         values = {count for count, _ in told.values()}
         if len(values) > 1 and max(values) - min(values) < max(values) * 0.5 + 2:

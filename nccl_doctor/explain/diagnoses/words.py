@@ -85,7 +85,7 @@ _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok(?:ens?)?/s|grad_norm|\b(?:pr
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings, announcements.
 _NOT_WORK = re.compile(
     r"\.wait\(|\braise |(?:^|\] )[\w.]{0,80}Error(?::|$)|\breturn |\bNCCL\b|ProcessGroup|\[c10d\]|still waiting|^\s*File \"|^\s*frame #|Traceback|Warning\b|warnings\.warn|\bexport [A-Z]|"
-    r"extension module|OMP_NUM_THREADS|\bmonitoredBarrier\b|\bwill be (?:saved|written|stored|logged)\b|\bstall_inspector\b|waiting for remainder of ranks|standard error output|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
+    r"extension module|Sync stream failed|OMP_NUM_THREADS|\bmonitoredBarrier\b|\bwill be (?:saved|written|stored|logged)\b|\bstall_inspector\b|waiting for remainder of ranks|standard error output|torch/distributed/|torch\.distributed|site-packages|dist-packages|"
     # the kernel, drivers and daemons: no rank says this
     r"\bkernel:|\bNVRM\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b|\bmlx5_|\bqdisc\b|\bsystemd\b|\bslurm(?:ctld|d|stepd)\b|\bsrun:|\bkubelet\b|\bcoredns\b|"
     r"\bSIGHUP\b|\breload(?:s|ed|ing)? .{0,30}\bconfig|\b(?:prometheus|grafana|nginx|haproxy|envoy|fluent(?:d|-?bit)|logrotate|\w+[-_]exporter)\b"

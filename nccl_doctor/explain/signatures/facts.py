@@ -29,7 +29,7 @@ _ADVICE = re.compile(
 )
 # A library's general advice: "the speed can be slower than", "may be very slow"; nothing was measured.
 _MAY_BE = re.compile(
-    r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow"
+    r"\b(?:can|could|may|might|would|will likely) (?:\w+ ){0,2}(?:be(?:come)?|run|perform|lead to|result in|cause) (?:\w+ ){0,3}slow|\bPossible Cause:"
 )
 
 says(
@@ -432,6 +432,7 @@ says(
 )
 says(
     "batch-count",
+    "dataset size on rank {rank:int}: {count:int}",
     " batches",
     "num_batches",
     "len(loader)",

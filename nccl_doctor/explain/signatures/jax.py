@@ -11,7 +11,7 @@ says(
     "jax-registration",
     "cluster registration failed",
     "Wait_for_all_tasks_to_register",
-    "Barrier_id: PjRT_Client_Connect",
+    "PjRT_Client_Connect",
     why="JAX's tasks had to register with the coordinator, and some did not.",
 )
 says(

@@ -219,6 +219,8 @@ says(
     "raining done",
     "inished training",
     "Finished {} training on training data",  # Ray's XGBoost and LightGBM
+    "inished distributed training with {processes:int} ",  # Spark's TorchDistributor
+    "done training in {seconds:num} seconds",  # fairseq
     "otal training time",
     "Training ended",
     "train_runtime",

@@ -102,6 +102,7 @@ says(
 says(
     "threads",
     "pthread_create failed",
+    "pthread_create returns 11",  # oneCCL
     "can't start new thread",
     "Thread creation failed",
     "fork: retry: No child processes",
