@@ -308,8 +308,10 @@ def silent_member(case: Case) -> Iterable[Candidate]:
     silent: set[int] = set()
     waits: list[Work] = []
     for items in _groups(case).values():
-        one = len(items) < case.world - 1 and len({item.sequence for item in items}) == 1
-        late = absent(items) - waited if one else set()
+        one = (
+            len(items) < case.world - 1 and len({(item.sequence, item.operation in ASYMMETRIC) for item in items}) == 1
+        )
+        late = absent(items) - waited if one and items[0].operation not in ASYMMETRIC else set()
         if late:
             silent |= late
             waits += items

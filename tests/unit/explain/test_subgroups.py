@@ -43,3 +43,10 @@ def test_members_that_are_not_evenly_spaced_accuse_nobody() -> None:
     ranks = {0: 8, 1: 9, 2: 14, 4: 21, 5: 22}
     log = STEPS + "".join(_timed_out(rank, member, 700, "5(pipeline)") for member, rank in ranks.items())
     assert _accused(explain_text(log)) == set()
+
+
+def test_neighbours_of_a_pipeline_that_send_and_receive_accuse_no_third_stage() -> None:
+    log = STEPS + "".join(
+        _timed_out(4 * stage, stage, 31, "7(pipeline)", "SEND" if stage % 2 else "RECV") for stage in (0, 1, 2, 4, 5)
+    )
+    assert _accused(explain_text(log)) == set()
