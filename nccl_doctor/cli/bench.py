@@ -140,6 +140,8 @@ def bench(
     _options.check_bandwidth("--min-busbw", min_busbw, least=0.0)
     telling = _Telling(format, save, plot, fail_on, verbose, hosts)
     names, wanted = _what(collective, sizes, dtype, format)
+    if gemm_edge and GEMM not in names:
+        _tell.stop("--gemm-edge is for gemm; of collectives --sizes tells the sizes")
     if plot is not None and not wanted:
         _tell.stop("--plot draws bandwidth over size, and gemm has neither")
     if not wanted and (min_busbw or baseline):

@@ -50,7 +50,9 @@ def read_file(file: inputs.LogFile) -> Summary:
         summary.dumps.append(file.path)
     if summary.bytes and not summary.groups and not any(summary.tails.values()):
         summary.bytes = 0
-        summary.problems.append(InputProblem(file.name, "holds nothing but blanks or NULs"))
+        summary.problems.append(
+            InputProblem(file.name, "holds nothing but blanks, NULs, or what nccl-doctor itself printed")
+        )
     return summary
 
 

@@ -177,6 +177,8 @@ def test_formats_without_words_have_the_judgement_beside_them(capsys: pytest.Cap
 def test_gemm_is_not_left_out_in_silence(form: str) -> None:
     told = typed("bench allreduce,gemm --format", form)
     assert told.exit_code == ExitCode.USAGE and f"--format {form} has no words for gemm" in told.output
+    told = typed("bench allreduce --gemm-edge 1024")
+    assert told.exit_code == ExitCode.USAGE and "--gemm-edge is for gemm" in told.output
     told = typed("bench gemm --plot out.svg")
     assert told.exit_code == ExitCode.USAGE and "gemm has neither" in told.output
 
