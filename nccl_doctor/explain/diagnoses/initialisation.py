@@ -110,7 +110,7 @@ def one_gpu_for_two_ranks(case: Case) -> Iterable[Candidate]:
     if case.has("nccl-init-complete"):
         return
     at: dict[tuple[str, ...], dict[str, Hit]] = {}
-    for hit in case.hits("nccl-init-start", "nccl-abort"):
+    for hit in case.hits("nccl-init-start") or case.hits("nccl-abort"):
         gpu = _BUS_ID.search(hit.text)
         if gpu and "rank" in hit.groups and hit.pid and hit.host not in _SAME_FOR_ALL:
             communicator = hit.groups.get("comm") or hit.groups["nranks"]

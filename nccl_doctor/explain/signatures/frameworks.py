@@ -126,7 +126,7 @@ says(
 )
 says(
     "ray-node-asked",
-    "{'node:{address:word}': ",
+    "'node:{address:word}': ",
     why="A bundle of a placement group that must lie on the node of this address: vLLM's, for the process that drives.",
     where=lambda groups, line: "resource request" in line or "placement group" in line,
 )

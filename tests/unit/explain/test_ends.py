@@ -456,3 +456,17 @@ def test_that_all_is_cleaned_up_says_nothing_of_the_work() -> None:
     assert _first(explain_text(failed + "all cleanup done, exit status 0\n")) == "gpu.oom"
     assert explain_text(failed + "all parts done, exit status 0\n").verdict == Verdict.HEALTHY
     assert _first(explain_text(failed + "ranks exited with 0 and 1\n")) == "gpu.oom"
+
+
+def test_where_ranks_told_their_gpus_when_they_began_the_lines_of_an_abort_accuse_none_of_sharing_one() -> None:
+    began = "".join(
+        f"n1:{70 + rank}:9 [{rank}] NCCL INFO ncclCommInitRank comm 0xa{rank} rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} "
+        f"busId {rank + 1}8000 commId 0x7 - Init START\n"
+        for rank in range(2)
+    )
+    aborted = "".join(
+        f"n1:{70 + rank}:9 [{rank}] NCCL INFO comm 0xa{rank} rank {rank} nranks 2 cudaDev {rank} busId 18000 - Abort COMPLETE\n"
+        for rank in range(2)
+    )
+    assert _first(explain_text(aborted)) == "gpu.duplicate"
+    assert _first(explain_text(began + aborted)) != "gpu.duplicate"
