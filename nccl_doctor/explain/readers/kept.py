@@ -41,9 +41,8 @@ class Kept:
         self._seen: dict[str, set[tuple[object, ...]]] = {}
         self._ranks_of_label: dict[int, set[int]] = {}
         self._ranks_told: dict[int, set[int]] = {}  # in words that may be of others
-        self._host_of_label: dict[
-            str, str
-        ] = {}  # "[hopper14]" in front of lines that begin with "hopper14:2101:2130 [0] NCCL"
+        # place among a line's words and the word: (0, "[hopper14]"), where NCCL goes on "hopper14:2101:2130 [0]"
+        self._host_of_label: dict[tuple[int, str], str] = {}
 
     def said(self, text: str, number: int) -> Said:
         """A line of this source: what it does not say of its rank and host, the source says."""
@@ -54,17 +53,18 @@ class Kept:
             told = self._ranks_of_label if _own(line.rank, text) else self._ranks_told
             told.setdefault(line.task, set()).add(line.rank)
         if line.host and line.pid and not line.body.startswith(f"{line.host}:"):
-            self._learn_label(line)
+            self._learn_label(line, text)
         line.host = line.host or self.source.host
         return Said(line, text, number)
 
-    def _learn_label(self, line: prefix.Line) -> None:
+    def _learn_label(self, line: prefix.Line, text: str) -> None:
         """What a collector writes in front of all lines of a host, by one in which NCCL names the host behind it."""
-        at = line.body.find(f"{line.host}:{line.pid}:", 0, _LABEL_LIMIT)
-        for label in line.body[:at].split()[-1:] if at > 0 else ():
-            name = label.strip("[]():|>")
-            if name and (line.host == name or line.host.endswith(f"-{name}")):
-                self._host_of_label[label] = line.host
+        at = text.find(f"{line.host}:{line.pid}:", 0, _LABEL_LIMIT)
+        before = text[:at].split() if at > 0 else []
+        if before:
+            name = before[-1].strip("[]():|>")
+            if name == line.host or (line.host.endswith(f"-{name}") and any(map(str.isdigit, name))):
+                self._host_of_label[len(before) - 1, before[-1]] = line.host
 
     def hit(self, name: str, said: Said, groups: dict[str, str] | None = None) -> Hit:
         """The line as a hit of this signature."""
@@ -118,7 +118,7 @@ class Kept:
         """The line with the host that its label is known to stand for."""
         if hit.host:
             return hit
-        words = hit.text[:_LABEL_LIMIT].split()
+        words = enumerate(hit.text[:_LABEL_LIMIT].split())
         host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
         return msgspec.structs.replace(hit, host=host) if host else hit
 

@@ -336,6 +336,9 @@ def test_a_label_stands_for_the_host_that_nccl_names_behind_it(label: str, host:
         f"{label} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     )
     assert explain_text(log).causes[0].hosts == (host,)
+    assert (
+        explain_text(log.replace(f"{label} torch", f"rank 3 on {label}: torch")).causes[0].hosts == ()
+    )  # of another one
     assert explain_text(log.replace(f"{label} {host}", f"[INFO] {host}")).causes[0].hosts == ()
 
 
