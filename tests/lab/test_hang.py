@@ -104,6 +104,16 @@ class Training:
         """What ``hang`` prints. All hosts of a lab share /proc, so that jobs beside it are seen, too."""
         return self.lab.run(["nccl-doctor", "hang", "-H", hosts, "--interval", "0.5", "--job", self.job, *options])
 
+    def bearing(self, rank: int) -> list[int]:
+        """The processes, on whatever host, that bear this rank of the job."""
+        words = {f"RANK={rank}".encode(), f"MASTER_PORT={self.port}".encode()}
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if place.name == str(self.pids[rank]) or words <= set((place / "environ").read_bytes().split(b"\0")):
+                    found.append(int(place.name))
+        return found
+
     def whole(self) -> bool:
         """Whether all its ranks live."""
         return all(Path(f"/proc/{pid}").exists() for pid in self.pids.values())
@@ -239,7 +249,7 @@ def test_a_rank_that_was_killed(training: Training) -> None:
     (training.place / "last-wait").touch()
     training.wait_until_it_stands()
     os.kill(training.pids[1], signal.SIGKILL)
-    machine.wait_for(lambda: not Path(f"/proc/{training.pids[1]}").exists(), "the rank's end")
+    machine.wait_for(lambda: not training.bearing(1), "the end of the rank and of what it had started")
     found = held(training.hang(), "hang.rank-gone", "gpu01", 1)
     assert "LOCAL_WORLD_SIZE=2, and only rank 0 found" in text(found)
 
