@@ -100,7 +100,7 @@ _RESTARTED = frozenset(
     )
 )  # ended, and perhaps started again
 # Nothing can start: if a job ran afterwards, it was mended.
-_STARTS_NOTHING = frozenset(("no-such-kind", "slurm-not-there", "slurm-daemon-fatal"))
+_STARTS_NOTHING = frozenset(("no-such-kind", "slurm-not-there", "slurm-daemon-fatal", "tool-missing"))
 _AT_SHUTDOWN = frozenset(
     (
         "store-closed",

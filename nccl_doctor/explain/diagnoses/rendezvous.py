@@ -335,8 +335,10 @@ def members_missing(case: Case) -> Iterable[Candidate]:
 def answers_pings_only(case: Case) -> Iterable[Candidate]:
     """The master waited for the others, whose connections to it got no answer at all, while its host answers pings: what is between
     lets those pass and drops connections."""
-    waited, tried, pings = case.hits("joined-partly"), case.hits("master-timeout"), case.hits("round-trip")
-    if waited and tried and pings and not case.has("ping-loss"):
+    waited, pings = case.hits("joined-partly"), case.hits("pinged")
+    addresses = {hit.groups["address"] for hit in pings}
+    tried = [hit for hit in case.hits("master-timeout") if hit.groups.get("host") in addresses]
+    if waited and tried and case.has("round-trip") and not case.has("ping-loss"):
         title = (
             "the master waits, its host answers pings, and connections to it get no answer: they are dropped on the way"
         )

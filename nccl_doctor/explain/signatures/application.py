@@ -546,12 +546,22 @@ says(
     title="Slurm's command ends at once: {message}",
     why="srun, sbatch or salloc refuse their options, variables or configuration before anything runs.",
 )
-# What somebody looks with for what is wrong: that it is not installed there stops no job.
+# What somebody looks with for what is wrong, and a script may well need.
 _LOOKED_FOR = re.compile(
     r"\b(?:nc|ncat|netcat|telnet|ping6?|arping|fping|traceroute|tracepath|mtr|nslookup|dig|host|getent|ip|ifconfig|route|arp|ss|netstat|lsof|"
     r"fuser|tcpdump|ethtool|iperf3?|qperf|nmap|nft|iptables|ufw|ib\w+|perfquery|rdma|mst|mlx\w+|show_gids|nvidia-smi|nvidia-bug-report\S*|dcgmi|rocm-smi|"
-    r"lspci|numactl|lstopo|dmesg|journalctl|strace|ltrace|gdb|py-spy|htop|top|free|vmstat|pstack|curl|wget|jq|rg|tree|sensors|"
+    r"lspci|lstopo|dmesg|journalctl|strace|ltrace|gdb|py-spy|htop|top|free|vmstat|pstack|curl|wget|jq|rg|tree|sensors|"
     r"locate|file): (?:line \d+: )?(?:command )?not found"
+)
+says(
+    "tool-missing",
+    "command not found",
+    ": not found",
+    cause="unrelated",
+    strength=0.46,
+    title="a tool is not installed there",
+    why="Who looked with it saw nothing; a script that needs it ends there. If the job began after it, it stops nothing.",
+    pattern=_LOOKED_FOR,
 )
 says(
     "shell-missing",

@@ -14,10 +14,6 @@ _ALL_DONE = re.compile(r"(?:^|: |\] ?)(?:all |job |test |training )?done\b(?: in
 _RANKS_EXITED = re.compile(
     r"\b(?:ranks|workers|processes|tasks|nodes) (?:all )?exited with (?:code |status )?0(?:(?:, | and )0)*\W*$"
 )
-# what comes before the work, or behind it however it ended
-_BESIDE_WORK = re.compile(
-    r"\b(?:pre|post|epilog|prolog|clean|cop(?:y|ie)|rsync|sync|check|upload|archiv|set-?up|tear)", re.IGNORECASE
-)
 # what succeeds at the end of a job, and what does before its work: a job that hangs in its first collective has said that too
 _WORK = re.compile(
     r"finish|complet|\bend(?:s|ed)?\b|exit|\bran\b|\brun|job|train|test|bench|eval|export|\bsav|sync|upload|\bwr[io]t|"
@@ -243,7 +239,6 @@ says(
     "steps completed",
     "epochs completed",
     "ll done",
-    "ll {what} done, exit status 0",
     "s exited with 0",
     " passed in ",
     " passed, {others} in ",
@@ -261,7 +256,6 @@ says(
         not _BADLY.search(line)
         and not _PREPARED.search(line)
         and ("s exited with 0" not in line or _RANKS_EXITED.search(line) is not None)
-        and not ("done, exit status 0" in line and _BESIDE_WORK.search(line))
         and ("trials: " not in line or _most_trials_ended_well(line))
         and (_A_SCHEDULERS.search(line) is None or _OF_A_WHOLE_JOB.search(line) is not None)
     ),

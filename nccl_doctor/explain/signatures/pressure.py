@@ -118,6 +118,7 @@ says(
     why="taskset, PyTorch or Slurm: which cores, or how many, a process has.",
     where=lambda groups, line: groups["cores"].isdecimal() and ("list" in line or groups["cores"] == "1"),
 )
+says("pinged", "--- {address:word} ping statistics ---", why="Whose answers ping counts.")
 says(
     "round-trip",
     "rtt min/avg/max/mdev = {least:num}/{usual:num}/",

@@ -451,11 +451,19 @@ def test_who_ends_a_process_that_hangs_does_not_tell_why_it_hung() -> None:
     assert _first(another) == "sys.host-oom"
 
 
-def test_that_all_is_cleaned_up_says_nothing_of_the_work() -> None:
+def test_a_status_of_0_that_a_pipe_may_hide_is_no_good_end_and_that_of_each_rank_is() -> None:
     failed = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    assert _first(explain_text(failed + "all cleanup done, exit status 0\n")) == "gpu.oom"
-    assert explain_text(failed + "all parts done, exit status 0\n").verdict == Verdict.HEALTHY
+    assert _first(explain_text(failed + "all parts done, exit status 0\n")) == "gpu.oom"
     assert _first(explain_text(failed + "ranks exited with 0 and 1\n")) == "gpu.oom"
+    assert explain_text(failed + "ranks exited with 0 and 0\n").verdict == Verdict.HEALTHY
+
+
+def test_a_tool_that_is_missing_stops_a_script_and_no_job_that_began_after_it() -> None:
+    missing = "run.sh: line 3: jq: command not found\n"
+    assert (explain_text(missing).verdict, _first(explain_text(missing))) == (Verdict.UNDECIDED, "unrelated")
+    assert _first(explain_text(missing + _SET_UP + _STEPS + "training finished\n")) == ""
+    wrapper = explain_text("run.sh: line 3: numactl: command not found\n")
+    assert (wrapper.verdict, _first(wrapper)) == (Verdict.NOT_DISTRIBUTED, "unrelated")
 
 
 def test_where_ranks_told_their_gpus_when_they_began_the_lines_of_an_abort_accuse_none_of_sharing_one() -> None:
