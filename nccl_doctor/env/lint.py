@@ -195,7 +195,8 @@ def remark(item: Assignment, said: Said, others: Iterable[Assignment] = ()) -> R
     advice = said.advice
     # Against a line of nccl.conf no unset helps.
     if advice is None and said.edit is not None and said.edit.removes and item.how is not How.CONF:
-        short = said.title.split(":")[0].removeprefix(f"{item.name}={item.value} ").removeprefix(f"{item.name} ")
+        why = said.title.removeprefix(f"{item.name}={item.value}").removeprefix(item.name).lstrip(": ")
+        short = why.split(":")[0]
         advice = EnvAdvice(item.name, item.value or "", short, unset=True)
     made = finding(
         f"{AREA}.{said.name}",

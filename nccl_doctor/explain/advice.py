@@ -41,9 +41,18 @@ def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evi
     blamed = [name for name in set_here if name in quoted and related.concerns(name, id)]
     wrong = [name for name in blamed if name.endswith("_SOCKET_IFNAME") and id == "net.wrong-interface"]
     assignments = [Assignment(name, set_here[name], how=How.LOG) for name in blamed]
-    return recommend.workarounds(page.env, nccl, set_here) + recommend.removals(
+    beside = bool(evidence) and _BESIDE_NCCL.search(evidence[0].text) and not _says(case, "nccl")
+    return recommend.workarounds(() if beside else page.env, nccl, set_here) + recommend.removals(
         assignments, nccl, _oldest(case, "torch"), wrong
     )
+
+
+# Who moves data between GPUs and adapters without NCCL, which its variables do not reach.
+_BESIDE_NCCL = re.compile(
+    r"\bUCX\b|ib_mlx5_log|nixl|mooncake|rdma_context\.cpp|transfer_engine|custom_all_reduce|nvshmem|\bM?OFI\b|libfabric|\bMPI|"
+    r"PML|mtl_|btl_|oneCCL|\bCCL_|HCCL|EI\d{4}|Gloo|gloo",
+    re.IGNORECASE,
+)
 
 
 # By the area of causes: what a playbook writes for any device, how the lines name the one at hand, and how it is written.

@@ -10,7 +10,8 @@ from nccl_doctor.explain.diagnoses import Candidate, diagnosis
 from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
-_FABRIC_TROUBLE = ("ib-retry", "ib-retry-text", "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
+_RETRY = ("ib-retry", "ib-retry-text", "ib-retry-ucx")
+_FABRIC_TROUBLE = (*_RETRY, "modify-qp", "create-qp", "ib-remote-error", "roce-gid-missing")
 
 
 def _roce(case: Case) -> bool:
@@ -50,7 +51,7 @@ _PACKET = 4096  # bytes: the largest MTU of InfiniBand and RoCE
 
 def _passed(case: Case) -> list[Hit]:
     """The rows of nccl-tests above the first failed request between hosts: by them, both ends' GIDs lead to each other."""
-    failed = case.first("ib-retry", "ib-retry-text", "ib-remote-error")
+    failed = case.first(*_RETRY, "ib-remote-error")
     return [row for row in case.hits("busbw-row") if failed and case.nodes != 1 and later(failed, row)]
 
 
@@ -59,9 +60,9 @@ def only_one_packet_passes(case: Case) -> Iterable[Candidate]:
     """nccl-tests' sizes of one packet pass over RoCE, and retries are exceeded at the first larger one: the path, or one end, carries
     packets of a smaller MTU only. A fabric that drops under load fails at a large size."""
     sizes = [int(row.groups["size"]) for row in _passed(case)]
-    if _roce(case) and 0 < max(sizes, default=0) <= _PACKET and case.has("ib-retry", "ib-retry-text"):
+    if _roce(case) and 0 < max(sizes, default=0) <= _PACKET and case.has(*_RETRY):
         title = f"RoCE carries messages of one packet (up to {max(sizes)} bytes) and loses the first larger ones: the MTUs on the path differ"
-        proof = [*case.hits("ib-retry", "ib-retry-text")[:4], _passed(case)[-1]]
+        proof = [*case.hits(*_RETRY)[:4], _passed(case)[-1]]
         yield Candidate("net.mtu", 0.7, title, proof, *speakers(case.hits("ib-retry")))
 
 
@@ -89,7 +90,7 @@ _HASTY = 10  # 4.096 us * 2^10 = 4 ms for an acknowledgement; NCCL's default is 
 @diagnosis
 def hasty_timeout(case: Case) -> Iterable[Candidate]:
     """NCCL_IB_TIMEOUT is set so low that a busy fabric alone runs into it, and retries were exceeded."""
-    value, trouble = case.value("NCCL_IB_TIMEOUT") or "", case.hits("ib-retry", "ib-retry-text")
+    value, trouble = case.value("NCCL_IB_TIMEOUT") or "", case.hits(*_RETRY)
     if trouble and value.isdecimal() and int(value) <= _HASTY:
         title = f"NCCL_IB_TIMEOUT={value} waits {4.096e-3 * 2 ** int(value):.2f} ms for an acknowledgement: a busy fabric needs more"
         proof = [*case.env["NCCL_IB_TIMEOUT"][:2], *trouble[:4]]
@@ -288,7 +289,7 @@ def mtu_in_listings(case: Case) -> Iterable[Candidate]:
 def flapping_port(case: Case) -> Iterable[Candidate]:
     """A port's link-down counter is high, and connections break. The counter alone may be old: it grows until it is cleared."""
     counted = case.hits("ib-port-counters")
-    broken = case.hits("ib-retry", "ib-retry-text", "ib-flush")
+    broken = case.hits(*_RETRY, "ib-flush")
     if counted and broken:
         title = "the link of a port has gone down again and again"
         yield Candidate("ib.port-down", 0.72, title, [*counted[:3], *broken[:3]], hosts=hosts_of(counted))

@@ -10,12 +10,11 @@ from collections.abc import Callable
 import msgspec
 
 from nccl_doctor.explain.model import Hit, LogSource, Role
-from nccl_doctor.explain.readers import prefix
+from nccl_doctor.explain.readers import labels, prefix
 from nccl_doctor.explain.signatures import Signature
 from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
-_LABEL_LIMIT = 100  # letters, within which a line's label stands
 _FEW = 40  # of lines that accuse nobody
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
@@ -43,6 +42,7 @@ class Kept:
         self._ranks_told: dict[int, set[int]] = {}  # in words that may be of others
         # place among a line's words and the word: (0, "[hopper14]"), where NCCL goes on "hopper14:2101:2130 [0]"
         self._host_of_label: dict[tuple[int, str], str] = {}
+        self._behind_label: dict[tuple[int, str], set[str]] = {}  # whom NCCL names behind such a word
 
     def said(self, text: str, number: int) -> Said:
         """A line of this source: what it does not say of its rank and host, the source says."""
@@ -59,8 +59,10 @@ class Kept:
 
     def _learn_label(self, line: prefix.Line, text: str) -> None:
         """What a collector writes in front of all lines of a host, by one in which NCCL names the host behind it."""
-        at = text.find(f"{line.host}:{line.pid}:", 0, _LABEL_LIMIT)
+        at = text.find(f"{line.host}:{line.pid}:", 0, labels.LABEL_LIMIT)
         before = text[:at].split() if at > 0 else []
+        for place, word in enumerate(before):
+            self._behind_label.setdefault((place, word), set()).add(line.host)
         if before:
             name = before[-1].strip("[]():|>")
             if name == line.host or (line.host.endswith(f"-{name}") and any(map(str.isdigit, name))):
@@ -110,6 +112,11 @@ class Kept:
 
     def settle(self) -> None:
         """Give the lines their hosts and ranks that only the whole of the source tells."""
+        nameless = {hit.line: hit.text for group in self.summary.groups.values() for hit in group.hits if not hit.host}
+        for label, name in labels.hosts(nameless.values()).items():
+            behind = self._behind_label.get(label, set())
+            if len(behind) < 2:  # or it names the job, or the rack
+                self._host_of_label.setdefault(label, min(behind, default=name))
         if self._host_of_label:
             self._rewrite(self._at_its_host)
         self._take_back_labels()
@@ -118,7 +125,7 @@ class Kept:
         """The line with the host that its label is known to stand for."""
         if hit.host:
             return hit
-        words = enumerate(hit.text[:_LABEL_LIMIT].split())
+        words = enumerate(hit.text[: labels.LABEL_LIMIT].split())
         host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
         return msgspec.structs.replace(hit, host=host) if host else hit
 

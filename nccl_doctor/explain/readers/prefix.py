@@ -112,6 +112,18 @@ _WITHIN_SENTENCE = re.compile(
     re.IGNORECASE,
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
+# What MPI and the libraries below it put in front: UCX "[gpu07:1313:0:1313] " and "[gpu07:1313 :0]   ucp_mm.c:76   UCX  ERROR ",
+# Open MPI "[gpu07:1313] *** " and, with the rank, "[gpu07][[31251,1],3][btl_tcp_endpoint.c:", Hydra's proxies "[proxy:0:1@gpu07] ".
+_OF_MPI = (
+    re.compile(r"\[(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}) {0,6}:\d{1,9}(?::(?P=pid)\]|\] {1,20}\w{1,40}\.c:\d)"),
+    re.compile(
+        r"\[(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9})\] (?=\*\*\*|Signal|Failing at address|\[ ?\d{1,3}\] |\[\[\d|[A-Z]{3,5} ERROR|"
+        r"\d+ more process|mca_|pml_|PML |[bm]tl[:_]|Read -?\d|MCW rank|select: |Set MCA)"
+    ),
+    re.compile(r"\[(?P<host>[\w.-]{1,64})\]\[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,9})\]\["),
+    re.compile(r"\[proxy:\d{1,9}:\d{1,9}@(?P<host>[\w.-]{1,64})\] "),
+)
+_PSM = re.compile(r"(?P<host>[\w.-]{1,64})[:.]rank(?P<rank>\d{1,9})\.[\w.-]{1,40}: ")  # "nid01:rank3.python3: "
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
 _NO_HOSTS = (
     "python3",
@@ -139,7 +151,8 @@ def _take_time(line: Line, found: re.Match[str]) -> None:
     line.timed = True
 
 
-def _is_host(name: str) -> bool:
+def is_host(name: str) -> bool:
+    """Whether a word that stands before a text looks like the name of a host."""
     lower = name.lower()
     if lower in _NO_HOSTS or name.endswith(_NO_DOMAINS):
         return False
@@ -181,6 +194,12 @@ def _parsed(text: str) -> Line:
     if found and " NCCL " in line.body[found.end() - 1 : found.end() + 120]:
         line.host, line.pid = found.group("host"), found.group("pid")
         label += f"p{line.pid}"
+    elif native := _of_mpi(line.body):
+        told = native.groupdict()
+        line.host, line.pid = told["host"], told.get("pid") or line.pid
+        if line.rank is None and told.get("rank"):
+            line.rank = int(told["rank"])
+        label += f"h{line.host}p{line.pid}"
     elif line.rank is None:
         tagged = None
         if "ank" in line.body or "RANK" in line.body:
@@ -198,6 +217,13 @@ def _parsed(text: str) -> Line:
         _take_later_time(line, text, at)
     line.key = label
     return line
+
+
+def _of_mpi(body: str) -> re.Match[str] | None:
+    """Who said it, as MPI and the libraries below it write it."""
+    if body.startswith("["):
+        return next((found for pattern in _OF_MPI if (found := pattern.match(body))), None)
+    return _PSM.match(body) if "rank" in body[:80] else None
 
 
 def _take_later_time(line: Line, text: str, at: int) -> None:
@@ -347,7 +373,7 @@ def _host(line: Line, text: str, at: int) -> tuple[int, str] | None:
         return None
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)
-        if found and _is_host(found.group("host")):
+        if found and is_host(found.group("host")):
             line.hosts += 1
             line.host = found.group("host").removeprefix("slurmstepd-")  # it puts its host's name behind its own
             return found.end(), f"h{line.host}"

@@ -483,7 +483,7 @@ says(
     title="a program, or an extension of torch, could not be built",
     why="make, ninja or the compiler gave up: what was to run is not there.",
     where=lambda groups, line: (
-        re.search(r"\*\*\* \[(?:[^]]*: )?(?:test|check|run)[-\w]*\]", line) is None
+        re.search(r"\*\*\* \[(?:[^]]{0,200}: )?(?:test|check|run)[-\w]*\]", line) is None
     ),  # it was built, and failed
 )
 says(

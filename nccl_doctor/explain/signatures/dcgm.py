@@ -99,6 +99,7 @@ says(
 )
 says(
     "dcgm-nvlink-count",
+    "[health] node {node:word}: NvSwitch {switch:int} - Only {up:int} NvLinks are up out of the expected {expected:int}",
     "NvLinks are up out of the expected {expected:int}",
     cause="gpu.nvlink",
     strength=0.8,

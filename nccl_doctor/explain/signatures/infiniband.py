@@ -46,9 +46,17 @@ says(
     why="Status 12 (vendor err 129): the peer's port did not acknowledge within NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT. Cable, switch, wrong GID/VLAN/PFC, rails that are not connected, or a peer that died.",
 )
 says(
+    "ib-retry-ucx",
+    "Transport retry count exceeded",
+    cause="ib.retry-exceeded",
+    page="ib.retry-exceeded.beside-nccl",
+    strength=0.81,
+    title="the fabric did not deliver: transport retries exceeded",
+    why="UCX's words, as MPI, NIXL and TensorRT-LLM's cache transfer print them: NCCL's variables do not reach it.",
+)
+says(
     "ib-retry-text",
     "transport retry counter exceeded",
-    "Transport retry count exceeded",
     "RETRY_EXC_ERR",
     "IB_WC_RETRY_EXC",
     "RNR retry counter exceeded",
@@ -56,7 +64,7 @@ says(
     cause="ib.retry-exceeded",
     strength=0.8,
     title="the fabric did not deliver: transport retries exceeded",
-    why="The same, in words (UCX, perftest, verbs).",
+    why="The same, in words (perftest, verbs).",
 )
 says(
     "ib-local-protection",

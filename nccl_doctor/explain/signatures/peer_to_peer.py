@@ -79,9 +79,10 @@ says(
     "custom_all_reduce.cu{}'invalid argument'",
     "custom_all_reduce.cu{}'invalid resource handle'",
     "custom_all_reduce.cu{}'resource already mapped'",
+    "custom_all_reduce.cu{}'peer access is not supported",
     cause="gpu.p2p",
     page="gpu.p2p.beside-nccl",
-    strength=0.84,
+    strength=0.88,
     title="vLLM's or SGLang's own all-reduce cannot open the memory of another GPU",
     why="cudaIpcGetMemHandle knows no memory of expandable segments; cudaIpcOpenMemHandle needs peers that see each other's GPU.",
 )

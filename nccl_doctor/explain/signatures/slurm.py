@@ -64,6 +64,9 @@ says(
 )
 says(
     "credential-refused",
+    "failed on node {node}: Job credential expired",
+    "failed on node {node}: Expired or invalid job credential",
+    "failed on node {node}: Invalid job credential",
     "nvalid job credential",
     "Job credential expired",
     "Munge decode failed",
@@ -237,6 +240,10 @@ says(
 )
 says(
     "slurm-node-too-small",
+    "Node {node:word} has low real_memory size",
+    "Node {node:word} has low cpu count",
+    "Node {node:word} has low socket*core*thread",
+    "Node {node:word} has low tmp_disk size",
     "has low real_memory size",
     "Low RealMemory",
     "has low cpu count",

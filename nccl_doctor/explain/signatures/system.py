@@ -593,6 +593,8 @@ says(
     "preempted (node failure)",  # Torque, Moab
     "Node failure on {node:word}",
     "NODE_FAIL",
+    "NodeNotReady {}node/{node:word}",  # kubectl get events
+    "Node {node:word} status is now: NodeNotReady",
     "NodeNotReady",
     "Kubelet stopped posting node status",
     " has missed too many heartbeats from it",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.env import recommend
+from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.recommend_model import Advice, HostNeeds, Line, Purpose
 from nccl_doctor.explain import advice
 from nccl_doctor.findings.model import EnvAdvice
@@ -35,6 +36,13 @@ def test_explain_has_no_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recommend, "removals", lambda *_: (mark,))
     assert _told(LOG) == [mark]
     assert {item.name for text in logs for item in _told(text)} == {"MARK"}
+
+
+def test_what_is_taken_away_is_so_for_a_reason() -> None:
+    items = [Assignment("NCCL_ALGO", "Tree", how=How.LOG), Assignment("GLOO_SOCKET_IFNAME", "^lo", how=How.LOG)]
+    reasons = {item.name: item.reason for item in recommend.removals(items, "2.25.1")}
+    assert "ends the job" in reasons["NCCL_ALGO"]
+    assert "Gloo knows no ^" in reasons["GLOO_SOCKET_IFNAME"]
 
 
 def test_how_to_record_a_hang_is_what_recommend_sets(monkeypatch: pytest.MonkeyPatch) -> None:

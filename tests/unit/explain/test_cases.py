@@ -1,4 +1,4 @@
-"""Every case file under tests/cases/explain: the right cause first, and the telling line quoted."""
+"""Every case file under tests/cases/explain: the right cause first, the telling line quoted, and who is to blame where the case tells."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def test_case(path: Path) -> None:
     assert named and named[0] in right, (got.verdict, named)
     assert got.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED)
     assert any(wanted["evidence"] in item.text for item in got.causes[0].evidence), got.causes[0].evidence
+    for who in ("ranks", "hosts"):
+        assert wanted.get(who, list(getattr(got.causes[0], who))) == list(getattr(got.causes[0], who))
 
 
 def test_there_are_cases() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.explain import files, matcher
+from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.files import explain_paths, read_all
 from nccl_doctor.explain.model import LogSource
 from nccl_doctor.explain.readers import content, inputs, kept, prefix, records, scan
@@ -64,6 +65,62 @@ def test_prefixes(text: str, rank: int | None, host: str, body: str) -> None:
 def test_nccl_line_names_host_and_process() -> None:
     line = prefix.parse("hgx-1:77:99 [3] misc/socket.cc:50 NCCL WARN x")
     assert (line.host, line.pid) == ("hgx-1", "77")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "pid", "rank"),
+    [
+        ("[r2-g041:41182:0:41182] ib_mlx5_log.c:171  Transport retry count exceeded", "r2-g041", "41182", None),
+        ("[hopper:41182:0:41182] Caught signal 11 (Segmentation fault)", "hopper", "41182", None),
+        ("[1772537000.305078] [gpu07:1313 :0]    sock.c:344  UCX  ERROR recv(fd=3) failed", "gpu07", "1313", None),
+        ("[gpu07:12345] *** Process received signal ***", "gpu07", "12345", None),
+        ("[1,5]<stderr>:[gpu07:12345] *** An error occurred in MPI_Init", "gpu07", "12345", 5),
+        ("[gpu07][[31251,1],3][btl_tcp_endpoint.c:625:mca_btl] unexpected", "gpu07", "", 3),
+        ("[proxy:0:1@gpu08] HYD_pmcd_pmip_control_cmd_cb", "gpu08", "", None),
+        ("nid01:rank3.python3: Reading from remote process' memory failed", "nid01", "", 3),
+        ("[core.py:96] Initializing an engine", "", "", None),
+        ("[train.py:96] *** epoch 3 ***", "", "", None),
+    ],
+)
+def test_mpi_and_the_libraries_below_it_name_host_and_process(text: str, host: str, pid: str, rank: int | None) -> None:
+    line = prefix.parse(text)
+    assert (line.host, line.pid, line.rank) == (host, pid, rank)
+
+
+FULL = "OSError: [Errno 28] No space left on device: '/scratch/a'"
+WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000)"
+
+
+@pytest.mark.parametrize(
+    ("label", "host"),
+    [
+        ("[hgx-{}] ", "hgx-2"),
+        ("(rack3-n{}) 07/01/2026 12:19:24 AM  ", "rack3-n2"),
+        ("{{spr-host{}}} ", "spr-host2"),
+        ("26/11/02 13:47:42 gpu-job-{} | ", "gpu-job-2"),
+        ("asr-{} \u25b8 ", "asr-2"),
+        ("[gpu0{}] ", "gpu02"),
+        ("[gpu{}] ", ""),
+        ("[rank-{}] ", ""),
+        ("[Worker_TP{}] ", ""),
+        ("[stage-{}] ", ""),
+    ],
+)
+def test_a_label_that_differs_by_a_number_between_lines_is_a_host(label: str, host: str) -> None:
+    waiting = [f"{label.format(node)}[rank{node}]: {WATCHDOG}" for node in (0, 1, 3)]
+    got = analyse([LogSource("job.log", "\n".join([*waiting, f"{label.format(2)}[rank2]: {FULL}"]))])
+    assert got.causes[0].id == "sys.disk-full"
+    assert got.causes[0].hosts == ((host,) if host else ())
+
+
+def test_a_label_stands_for_the_host_that_nccl_names_behind_it() -> None:
+    nccl = [
+        f"[node-{node}] hopper{node}a:41:42 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{node}<0>" for node in (1, 2)
+    ]
+    xid = "[node-{}] [Mon Mar  2 11:05:53 2026] NVRM: Xid (PCI:0000:9a:00): 79, pid=7, GPU has fallen off the bus."
+    other = [f"[node-1] [rank{rank}]: {WATCHDOG}" for rank in (0, 1, 2)]
+    got = analyse([LogSource("job.log", "\n".join([*nccl, *other, xid.format(2)]))])
+    assert got.causes[0].hosts == ("hopper2a",)
 
 
 def test_times_of_different_loggers_compare() -> None:

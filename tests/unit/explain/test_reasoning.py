@@ -480,6 +480,15 @@ def test_no_variable_is_advised_that_is_already_the_default() -> None:
     assert "NCCL_IB_TIMEOUT" not in {entry.name for entry in new.env}
 
 
+def test_no_variable_of_nccl_is_advised_for_what_another_library_sent() -> None:
+    ucx = "[n1:7:0:7] ib_mlx5_log.c:171  Local protection on mlx5_3:1/IB (synd 0x4 vend 0x56 hw_synd 0/0)\n"
+    alone = explain_text(ucx).causes[0]
+    beside = explain_text("n1:7:8 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n" + ucx).causes[0]
+    assert alone.id == beside.id == "ib.gdr"
+    assert not alone.env
+    assert "NCCL_NET_GDR_LEVEL" in {entry.name for entry in beside.env}
+
+
 def _run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "nccl_doctor", "explain", *arguments],
