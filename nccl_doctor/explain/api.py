@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from nccl_doctor.explain import advice, attempts, candidates, costs, quotes, ranking, verdict
+from nccl_doctor.explain import advice, attempts, blame, candidates, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shortened
@@ -56,7 +56,8 @@ def explain(summary: Summary) -> Explanation:
     good = verdict.good_end(case)
     reached = verdict.reached(case, ranked, good)
     healthy = reached is Verdict.HEALTHY
-    causes = () if healthy else tuple(_cause(case, item) for item in ranked[:MAX_CAUSES])
+    places = blame.Places(case)
+    causes = () if healthy else tuple(_cause(case, item, places) for item in ranked[:MAX_CAUSES])
     decided = causes[0].evidence if causes else ()
     explanation = Explanation(
         verdict=reached,
@@ -126,27 +127,23 @@ def _redacted(explanation: Explanation) -> Explanation:
     return msgspec.convert(plain, Explanation)
 
 
-def _cause(case: Case, item: Candidate) -> Cause:
+def _cause(case: Case, item: Candidate, places: blame.Places) -> Cause:
     page = playbooks.load(item.page or playbooks.for_finding(item.id))
     evidence = quotes.of_cause(case, item)
+    ranks, hosts = blame.who(case, item, places)
     return Cause(
         id=item.id,
         confidence=round(min(item.strength, 0.99), 2),
         title=item.title,
         evidence=evidence,
-        ranks=tuple(sorted(item.ranks)),
-        hosts=tuple(sorted(item.hosts or _hosts_of_ranks(case, item))),
+        ranks=tuple(sorted(ranks)),
+        hosts=tuple(sorted(hosts)),
         fixes=(advice.fix(case, page, "Fix now", evidence),),
         for_good=advice.fix(case, page, "Fix for good", evidence),
         env=advice.variables(case, item.id, page, evidence),
         playbook=page.id,
         why=item.why,
     )
-
-
-def _hosts_of_ranks(case: Case, item: Candidate) -> set[str]:
-    """Where the ranks to blame ran; that all ranks ran somewhere blames no host."""
-    return case.hosts_with(item.ranks) if len(item.ranks) < max(case.world, 2) else set()
 
 
 def _overcome(ranked: list[Candidate]) -> tuple[str, ...]:

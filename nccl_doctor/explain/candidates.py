@@ -8,7 +8,7 @@ from nccl_doctor.explain import excuses, trouble
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, all_diagnoses
-from nccl_doctor.explain.lines import ending, hosts_told, place, ranks_of, shortened
+from nccl_doctor.explain.lines import ending, hosts_told, place, ranks_of, ranks_told, shortened
 from nccl_doctor.explain.model import Hit, Role
 from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.findings import playbooks
@@ -52,7 +52,7 @@ def _from_signatures(case: Case) -> Iterator[Candidate]:
                 min(signature.strength, excuses.most(case, hits)),
                 told(signature.title, hits),
                 [*hits, *(line for hit in hits for line in more.get(place(hit), ()))],
-                ranks_of(hits),
+                ranks_told(hits),
                 hosts_told(hits),
                 signature.why,
                 signature.page,

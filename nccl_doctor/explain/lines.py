@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
+from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import prefix
 
@@ -53,6 +54,14 @@ def ranks_of(hits: Iterable[Hit]) -> set[int]:
 def hosts_of(hits: Iterable[Hit]) -> set[str]:
     """The hosts that these lines are known to come from."""
     return {hit.host for hit in hits if hit.host}
+
+
+def ranks_told(hits: Iterable[Hit]) -> set[int]:
+    """The ranks of which these lines speak, else those that speak."""
+    hits = list(hits)
+    return {int(number) for hit in hits for number in re.findall(r"\d{1,7}", hit.groups.get("ranks", ""))} or ranks_of(
+        hits
+    )
 
 
 def hosts_told(hits: Iterable[Hit]) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit, Role, Traceback
@@ -38,9 +38,13 @@ class Logs:
         """The same line with its rank filled in, where another line names it."""
         return self._names.ranked(hit)
 
-    def hosts_with(self, ranks: Iterable[int]) -> set[str]:
-        """The hosts on which these ranks ran, as far as the logs name them."""
-        return {host for rank in ranks if (host := self._names.host(rank))}
+    def hosts_by_rank(self) -> dict[int, str]:
+        """The host of each rank, where the logs name one."""
+        return self._names.hosts()
+
+    def ranks_with(self, pids: Iterable[str], hosts: Collection[str]) -> set[int]:
+        """The ranks of these processes, on these hosts if any are given."""
+        return self._names.with_pids(pids, hosts)
 
     def first(self, *names: str) -> Hit | None:
         """The first hit of any of these signatures."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.lines import place
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.explain.readers import prefix
 from nccl_doctor.explain.summary import Summary
 
 
@@ -25,15 +25,18 @@ def failure_table(rows: Iterable[Hit]) -> Iterator[tuple[int, Hit]]:
 
 
 def _hosts_in_table(rows: Iterable[Hit]) -> Iterator[tuple[str, int]]:
-    """The host and the rank of torchrun's failure table, where the one stands just above the other."""
+    """The host and the rank of torchrun's failure table, where the one stands just above the other: the host has that rank, and
+    all before it of lower local ranks."""
     above: Hit | None = None
     for hit in rows:
         if hit.signature == "torchrun-host":
             above = hit
         elif above is not None and (above.file, above.line) == (hit.file, hit.line - 1):
-            yield above.groups["host"], int(hit.groups["rank"])
+            rank, local = int(hit.groups["rank"]), int(hit.groups["local"])
+            yield from ((above.groups["host"], rank - nth) for nth in range(min(local, rank, _MOST_LOCAL) + 1))
 
 
+_MOST_LOCAL = 64  # ranks of a host
 _ENDED = re.compile(r"(?:\bpid[ :=]{1,2}|\bprocess |\bkill -(?:9|KILL) )(\d+)\b", re.IGNORECASE)
 
 
@@ -41,6 +44,16 @@ def of_same_process(hit: Hit, told: Iterable[Hit]) -> list[Hit]:
     """Of other lines those that name the process which this one names by its number, as who ended it and who saw it end do."""
     pids = set(_ENDED.findall(hit.text))
     return [one for one in told if pids and place(one) != place(hit) and pids & set(_ENDED.findall(one.text))]
+
+
+_TASKS = re.compile(r"srun: error: ([\w.-]+): tasks? (\d[\d,-]{0,200}): ")
+
+
+def _unfolded(numbers: str) -> Iterator[int]:
+    """``16-18,22`` -> 16, 17, 18, 22."""
+    for part in filter(None, numbers.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), min(int(last or first), int(first) + 1024) + 1)
 
 
 _PID = re.compile(r"(?:\(pid: |by PID |process |\(RayTrainWorker pid=)(\d+)")
@@ -59,23 +72,43 @@ class Names:
         groups = self._summary.groups
         return [hit for name in names if name in groups for hit in groups[name].hits]
 
-    def host(self, rank: int) -> str:
-        """Where this rank ran, as torchrun's table, NCCL's init lines or what stands before its own lines tell; empty where
-        they do not, or name several hosts."""
-        names = next((told[rank] for told in self._hosts if rank in told), set())
-        return min(names) if len(names) == 1 else ""
-
-    @functools.cached_property
-    def _hosts(self) -> tuple[dict[int, set[str]], ...]:
-        """The hosts that each kind of line names for a rank, the most trustworthy kind first."""
+    def hosts(self) -> dict[int, str]:
+        """Where each rank ran, as torchrun's table, NCCL's init lines, the program, srun or what stands before its own lines tell;
+        without those for whom the most trustworthy of them names several hosts."""
         table = _hosts_in_table(sorted(self._hits("torchrun-host", "torchrun-rank"), key=place))
         started = ((host, rank) for (host, _), rank in self._by_process.items() if host)
+        lines = self._hits("tests-device", "rank-on-host", "rank-on-host-somehow")
+        said = (
+            (name, int(hit.groups["rank"]))
+            for hit in lines
+            if prefix.is_host(name := hit.groups["host"].rstrip(",;:)]."))
+        )
         spoke = ((hit.host, rank) for rank, hit in self._summary.last_of_rank.items() if hit.host)
-        found: tuple[dict[int, set[str]], ...] = ({}, {}, {})
-        for told, pairs in zip(found, (table, started, spoke), strict=True):
+        found: dict[int, str] = {}
+        for pairs in (table, started, said, self._ended_by_srun(), spoke):
+            told: dict[int, set[str]] = {}
             for host, rank in pairs:
                 told.setdefault(rank, set()).add(host)
-        return found
+            for rank, names in told.items():
+                found.setdefault(rank, min(names) if len(names) == 1 else "")
+        return {rank: host for rank, host in found.items() if host}
+
+    def with_pids(self, pids: Iterable[str], hosts: Collection[str]) -> set[int]:
+        """The ranks of these processes of these hosts; of any, if the hosts are not known and no two hosts have such a process."""
+        wanted = set(pids)
+        found = {
+            key: rank for key, rank in self._by_process.items() if key[1] in wanted and (not hosts or key[0] in hosts)
+        }
+        if not found:
+            return {rank for pid, rank in self._by_pid.items() if pid in wanted}
+        return set(found.values()) if hosts or len({host for host, _ in self._by_process}) < 2 else set()
+
+    def _ended_by_srun(self) -> Iterator[tuple[str, int]]:
+        """The host and the number of each task that srun says has ended, where tasks are ranks and not nodes."""
+        said = (*self._hits("mpi-abort"), *(hit for hits in self._summary.tails.values() for hit in hits))
+        found = (told for hit in said if "srun: error: " in hit.text and (told := _TASKS.search(hit.text)))
+        pairs = [(told[1], task) for told in found for task in _unfolded(told[2])]
+        return iter(pairs if max((task for _, task in pairs), default=0) >= max(self._summary.ranks, default=0) else ())
 
     def _initialised(self) -> dict[tuple[str, str], int]:
         """The rank in NCCL's init lines (``rank 3 nranks 8``), by host and pid.

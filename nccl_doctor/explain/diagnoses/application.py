@@ -34,6 +34,37 @@ def _groups(case: Case) -> dict[str, list[Work]]:
     return table
 
 
+_FINGERPRINT = re.compile(
+    r"Rank (\d{1,7}) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(\d+), )?OpType=(\w+)(?:, TensorShape=\[([\d, ]*)\])?"
+)
+
+
+@diagnosis
+def one_differs_from_all_others(case: Case) -> Iterable[Candidate]:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL each rank tells its own call and one that differs: the ranks of the rarest call differ from
+    the others."""
+    calls: dict[int, tuple[str, ...]] = {}
+    told = case.hits("fingerprint-mismatch")
+    for hit in told:
+        calls.update((int(found[0]), tuple(found[1:])) for found in _FINGERPRINT.findall(hit.text))
+    counts = Counter(calls.values()).most_common()
+    if len(counts) == 2 and counts[0][1] > counts[1][1]:
+        (usual, _), (rare, _) = counts
+        ranks = {rank for rank, call in calls.items() if call == rare}
+        own = [hit for hit in told if hit.rank in ranks]
+        title = (
+            f"the ranks issued different collectives: {_told(rare)} here, {_told(usual)} on the {counts[0][1]} others"
+        )
+        yield Candidate(
+            "app.collective-mismatch", 0.98, title, [*own, *(hit for hit in told if hit.rank not in ranks)], ranks
+        )
+
+
+def _told(call: tuple[str, ...]) -> str:
+    sequence, operation, shape = call
+    return f"{operation}{f' of [{shape}]' if shape else ''}{f' as number {sequence}' if sequence else ''}"
+
+
 @diagnosis
 def different_calls(case: Case) -> Iterable[Candidate]:
     """Watchdogs of one process group name different operations or sizes at the same sequence number.
@@ -252,7 +283,9 @@ def extra_collective(case: Case) -> Iterable[Candidate]:
         return
 
 
-_DID_NOT_JOIN = re.compile(r"\[([\d, ]{1,400})\] finished collective #\d+, but didn't join collective #\d+")
+_DID_NOT_JOIN = re.compile(
+    r"\[([\d, ]{1,400})\] (?:finished collective #\d+, but didn't join collective #\d+|are the lagging ranks that caused this timeout\. They never joined)"
+)
 
 
 @diagnosis

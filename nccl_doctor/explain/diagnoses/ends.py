@@ -269,7 +269,9 @@ def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
     hits = case.hits("watchdog-frame")
     strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37, "net.peer-lost": 0.34}
     title = "torch's watchdog ended a rank; why, these lines do not say"
-    yield from rivals(strengths, title, hits[:2], ranks_of(hits))
+    waited = ranks_of(hits)
+    silent = set(range(case.world)) - waited - case.summary.ranks if waited else set()
+    yield from rivals(strengths, title, hits[:2], silent if 0 < len(silent) < len(waited) else waited)
 
 
 @diagnosis

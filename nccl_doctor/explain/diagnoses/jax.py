@@ -60,11 +60,15 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         silent = any(_GONE.search(hit.text) and (not _after(hit, hits) or _MISSED.search(hit.text)) for hit in told)
         crashed = any(not _after(hit, hits) for hit in case.hits(*CRASHED))
         late = [] if silent or crashed else rows
+        ranks: set[int] = set()
         title = f"{counted} reached a barrier of JAX's coordinator in time"
         if late:
             missed = dict.fromkeys(task for hit in late for task in _late_tasks(hit.text))
             title += f": {', '.join(list(missed)[:4])} did not, and none of its heartbeats is missed"
-        yield Candidate("app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]])
+            ranks = {int(task.partition(":")[2]) for task in missed}
+        yield Candidate(
+            "app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]], ranks
+        )
 
 
 @diagnosis

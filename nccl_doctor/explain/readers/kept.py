@@ -119,6 +119,8 @@ class Kept:
                 self._host_of_label.setdefault(label, min(behind, default=name))
         if self._host_of_label:
             self._rewrite(self._at_its_host)
+        if "typed-look" in self.summary.groups:
+            self._rewrite(self._where_somebody_looked)
         self._take_back_labels()
 
     def _at_its_host(self, hit: Hit) -> Hit:
@@ -128,6 +130,23 @@ class Kept:
         words = enumerate(hit.text[: labels.LABEL_LIMIT].split())
         host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
         return msgspec.structs.replace(hit, host=host) if host else hit
+
+    def _where_somebody_looked(self, hit: Hit) -> Hit:
+        """A line of no rank below a command that looks at a host, with that host."""
+        if hit.host or hit.rank is not None:
+            return hit
+        typed = (
+            one
+            for name in ("typed-look", "typed-launch")
+            if name in self.summary.groups
+            for one in self.summary.groups[name].hits
+        )
+        last = max((one for one in typed if one.line < hit.line), key=lambda one: one.line, default=None)
+        if last is None or last.signature != "typed-look":
+            return hit
+        return msgspec.structs.replace(
+            hit, host=next(filter(None, map(last.groups.get, ("remote", "host", "bare"))), "")
+        )
 
     def _take_back_labels(self) -> None:
         """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:

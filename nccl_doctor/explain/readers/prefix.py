@@ -59,6 +59,7 @@ _SYSLOG = re.compile(
 _SENDER = re.compile(
     r"(?!(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL))(?P<host>[\w.-]{1,64}) (?:[\w./()-]{1,60}\[\d+\]: |(?=kernel: ))"
 )
+_KERNEL = re.compile(r"(?P<host>[\w.-]{1,64}) (?=kernel: )")  # whose time was cut away
 _DMESG_T = re.compile(r"\[\w{3} " + _MONTH_AND_DAY + r"(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)\s{1,2}\d{4}\]\s?")
 _DMESG = re.compile(r"(?:kern  :\w+\s*: )?\[\s*\d+\.\d{6}\]\s?")
 _TIME_ONLY = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s")
@@ -66,7 +67,9 @@ _ELASTIC = re.compile(r"\[(?:default|[a-z]\w{0,30}?)(?P<local>\d+)\]:\s?")
 _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
 _TORCHS_TAG = re.compile(r"\[rank(?P<rank>\d{1,9})\]:")
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
-_MPI = re.compile(r"\[(?:\d+,)?(?P<rank>\d{1,9})\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?")
+_MPI = re.compile(
+    r"\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d{1,9})(?:,(?P<host>[\w.-]{1,64}))?\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?"
+)
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 # Not the number and the name of an interface, as ip and ifconfig list them: "2: eth0: <BROADCAST,...".
@@ -324,6 +327,7 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
     found = _MPI.match(text, at)
     if found:
         line.task = int(found.group("rank"))
+        line.host = found.group("host") or line.host
         return _rank(line, found)
     found = _POD.match(text, at)
     if found:
@@ -363,6 +367,9 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
         found = _PY_LOG.match(text, at)
         if found:
             return found.end(), ""
+    if "kernel: " in text and (found := _KERNEL.match(text, at)) and is_host(found["host"]):
+        line.host = found["host"]
+        return found.end(), ""
     if text[at] in "rR" and (found := _RANK_WORD.match(text, at)):
         return _rank(line, found)
     return _host(line, text, at)
@@ -375,6 +382,8 @@ def _host(line: Line, text: str, at: int) -> tuple[int, str] | None:
         found = pattern.match(text, at)
         if found and is_host(found.group("host")):
             line.hosts += 1
-            line.host = found.group("host").removeprefix("slurmstepd-")  # it puts its host's name behind its own
+            line.host = (
+                found.group("host").removeprefix("slurmstepd-").removeprefix("slurmd-")
+            )  # they put their host's name behind their own
             return found.end(), f"h{line.host}"
     return None

@@ -88,6 +88,7 @@ says(
     "lagging/dead/mismatched ranks that caused the desync are",
     "finished collective #{last:int}, but didn't join collective #{next:int}",
     "joined but didn't finish collective #{next:int}",
+    "are the lagging ranks that caused this timeout. They never joined any collectives",
     why="The desync report: who is behind, and at which collective.",
 )
 says(

@@ -321,6 +321,25 @@ says(
     pattern=_TESTS_LARGEST,
 )
 says(
+    "rank-on-host",  # as programs tell it when they start
+    "ostname {host}, rank {rank:int}",
+    "ip={host}, pid={pid:int}) world_rank={rank:int},",  # Ray Train
+    why="Which host a rank runs on.",
+)
+says(
+    "rank-on-host-somehow",
+    "local_rank",
+    "local rank",
+    " host ",
+    " host=",
+    pattern=re.compile(
+        r"rank[ =:]{1,2}(?P<rank>\d{1,7})\b.{0,60}?\b(?:on|host|hostname|node)[ =:]{1,2}(?P<host>[A-Za-z0-9][\w.-]{1,63})"
+    ),
+    where=lambda groups, line: line.find("rank") < 60,
+    sampled=True,
+    why="The same, in words of the program's own.",
+)
+says(
     "tests-device",
     "Rank {rank:int} Group {}Pid {pid:int} on {host:word} device {device:int} [",
     "Rank {rank:int} Pid {pid:int} on {host:word} device {device:int} [",
@@ -557,6 +576,39 @@ says(
     "singularity exec ",
     every=True,
     why="The command that started a container, with what it was given.",
+)
+_TOOL = (
+    r"(?:sudo )?(?:nvidia-smi|rocm-smi|dcgmi|dmesg|journalctl|ibstat|ibstatus|ibv_devinfo|show_gids|perfquery|ethtool|lspci|ipmitool|rdma|"
+    r"systemctl|docker logs|cat /|df|free|ip |ulimit|ls )"
+)
+says(
+    "typed-look",
+    "nvidia-smi",
+    "rocm-smi",
+    "dcgmi ",
+    "dmesg",
+    "journalctl",
+    "ibstat",
+    "ibv_devinfo",
+    "show_gids",
+    "perfquery",
+    "ethtool ",
+    "lspci",
+    "ipmitool",
+    "docker logs",
+    "# cat /",
+    "$ cat /",
+    "systemctl ",
+    pattern=re.compile(
+        r"[$#] (?:sudo )?(?:ssh|kubectl exec) (?:-\S+ )*(?:\w+@)?(?P<remote>[A-Za-z0-9][\w.-]{1,63}) (?:\S+ ){0,4}?['\"]?"
+        + _TOOL
+        + r"|[\w.-]{1,32}@(?P<host>[A-Za-z][\w.-]{1,63})[ :\])][^$#]{0,80}[$#] "
+        + _TOOL
+        + r"|^\W?(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20})[$#] "
+        + _TOOL
+    ),
+    every=True,
+    why="Somebody looks at a host: what a tool prints below is of that one.",
 )
 says(
     "typed-launch",

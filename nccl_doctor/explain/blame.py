@@ -1,0 +1,176 @@
+"""Who is to blame, as exactly as the logs tell: the hosts of guilty ranks, the rank of a guilty GPU, the ranks of a guilty host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from nccl_doctor.explain import lazy_re as re
+from nccl_doctor.explain.case import Case
+from nccl_doctor.explain.diagnoses import Candidate
+
+_MOST_PEERS = 2  # of several, none is singled out
+_MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
+# What ails a host ails each rank on it; of other causes one rank of the host may be the only one to blame.
+_OF_A_HOST = (
+    *("sys.node-failure", "sys.shm", "sys.threads", "sys.container", "sys.cpu-limit", "sys.nofile", "sys.noexec"),
+    *(
+        "gpu.driver",
+        "gpu.fabric-manager",
+        "gpu.imex",
+        "gpu.not-visible",
+        "sw.",
+        "env.",
+        "ib.memlock",
+        "ib.device-not-found",
+    ),
+    *("net.wrong-interface", "net.hostname-resolution", "net.plugin", "net.firewall", "launch.env-missing"),
+)
+# What stands on the one host of a job, whichever rank met it first.
+_ON_THE_HOST = ("gpu.", "sys.", "ib.", "net.mtu")
+# What lies between two hosts is the fault of neither alone, as far as a log tells.
+_BETWEEN_HOSTS = ("net.mtu", "net.slow")
+_OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
+# Who reports these says whom it could not reach.
+_OF_PEERS = ("ib.retry-exceeded", "net.peer-lost", "net.firewall", "net.packet-loss")
+_PEER = re.compile(
+    r"\b(?:peer|from|to|towards) (\[?[\w.:-]{2,64}?)\]?<\d+>|\b(?:Read|Write) error \[([\w.:]{2,64})\]:\d+"
+)
+_PID = re.compile(r"\bpid[=: ]{1,2}'?(\d{2,9})\b|\b[Kk]illed process (\d{2,9})\b")
+_INIT = ("nccl-init-start", "nccl-init-complete", "nccl-abort")
+_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
+_PCI = re.compile(r"(?<![0-9A-Fa-f])([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:])")
+
+
+class Places:
+    """Which rank runs on which host."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self.told = case.hosts_by_rank()
+        self.names = set(self.told.values()) | case.nccl_hosts
+
+    def hosts(self, ranks: Iterable[int]) -> set[str]:
+        """The hosts on which these ranks ran, as far as the logs name them or as they follow from the ranks beside them."""
+        return {host for rank in ranks if (host := self.told.get(rank) or self._in_block(rank))}
+
+    def ranks(self, hosts: Iterable[str]) -> set[int]:
+        """The ranks on these hosts, as far as they are known."""
+        wanted = set(hosts)
+        if wanted.isdisjoint(self.told.values()):
+            return self._of_silent(wanted)
+        if wanted >= self.names:
+            return set()
+        return {rank for rank in range(min(self._case.world, _MOST_RANKS)) if self.hosts((rank,)) & wanted}
+
+    @functools.cached_property
+    def at(self) -> dict[str, str]:
+        """The host of each address that NCCL says it uses."""
+        return {hit.groups["address"].strip("[]"): hit.host for hit in self._case.hits("bootstrap-using") if hit.host}
+
+    @functools.cached_property
+    def only(self) -> str:
+        """The one host of a job that runs on one; empty if there are more, or none is named."""
+        if len(self.names) != 1 or self._case.nodes > 1:
+            return ""
+        known = len(self.told)
+        return min(self.names) if 2 * known > self._case.world or self._case.has("one-node") else ""
+
+    def _of_silent(self, hosts: set[str]) -> set[int]:
+        """The ranks of a host that names none: where each other block of ranks has its host, those of the block that is left."""
+        sizes = self._sizes(len(hosts | set(self.told.values()))) if len(hosts) == 1 else []
+        size, world = sizes[0] if len(sizes) == 1 else 0, self._case.world
+        taken = {rank // size for rank in self.told} if size else set()
+        free = [block for block in range(world // size) if block not in taken] if size else []
+        return set(range(free[0] * size, (free[0] + 1) * size)) if len(free) == 1 and world > size else set()
+
+    def _in_block(self, rank: int) -> str:
+        """The host of a rank that names none: launchers give each host as many ranks as the others, in a row. However many that may
+        be, ranks on more than half of the block show whose it is."""
+        answers = {self._at(rank, size) for size in self._all_sizes}
+        return min(answers) if len(answers) == 1 else ""
+
+    def _at(self, rank: int, size: int) -> str:
+        first = rank - rank % size
+        known = [one for one in range(first, first + size) if one in self.told]
+        return self.told[known[0]] if known and 2 * (known[-1] - known[0] + 1) > size else ""
+
+    @functools.cached_property
+    def _all_sizes(self) -> list[int]:
+        return self._sizes(len(set(self.told.values())))
+
+    def _sizes(self, hosts: int) -> list[int]:
+        """How many ranks each host may have, if there are at least so many hosts: each block of ranks on one host, each host with one."""
+        world = self._case.world
+        if not self.told or world > _MOST_RANKS:
+            return []
+        ends: dict[str, tuple[int, int]] = {}
+        for rank in sorted(self.told):
+            ends[self.told[rank]] = ends.get(self.told[rank], (rank, rank))[0], rank
+        widest = max(last - first + 1 for first, last in ends.values())
+        nodes = self._case.nodes or 1
+        sizes = (world // many for many in range(max(hosts, nodes), world // widest + 1) if world % many == 0)
+        return [size for size in sizes if self._fits(size)]
+
+    def _fits(self, size: int) -> bool:
+        blocks = {(rank // size, host) for rank, host in self.told.items()}
+        return len({block for block, _ in blocks}) == len({host for _, host in blocks}) == len(blocks)
+
+
+def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]]:
+    """The ranks and the hosts to blame for a cause: what it names itself, and what follows from that."""
+    ranks, hosts = set(item.ranks), set(item.hosts)
+    if not hosts and len(ranks) < max(case.world, 2):  # that all ranks ran somewhere blames no host
+        hosts = places.hosts(ranks)
+    if not hosts and places.only and item.id.startswith(_ON_THE_HOST):
+        hosts = {places.only}
+    if item.id.startswith(_OF_PEERS):
+        ranks, hosts = _with_peers(item, ranks, hosts, places)
+    if len(places.names) == 2 and item.id.startswith(_BETWEEN_HOSTS) and len(hosts) < 2:
+        hosts = places.names
+    if not ranks and item.id.startswith(_OF_A_PROCESS):
+        pids = [
+            "".join(pid)
+            for hit in item.hits
+            if "pid" in hit.text or "illed" in hit.text
+            for pid in _PID.findall(hit.text)
+        ]
+        ranks = case.ranks_with(pids, hosts)
+    if not ranks and item.id.startswith("gpu."):
+        ranks = _of_gpu(case, item, hosts)
+    if not ranks and item.id.startswith(_OF_A_HOST):
+        ranks = places.ranks(hosts)
+    return ranks, hosts
+
+
+def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Places) -> tuple[set[int], set[str]]:
+    """Several hosts that all miss the same one, which misses nobody, blame that one; else both ends of a connection are to be looked at."""
+    missed: dict[str, set[str]] = {}  # by who reports
+    for hit in item.hits:
+        told = [hit.groups.get("peer", "").partition("<")[0]] if hit.host in hosts else []
+        if told == [""]:
+            told = ["".join(found) for found in _PEER.findall(hit.text)]
+        for name in (name.strip("[]") for name in told):
+            missed.setdefault(hit.host, set()).add(places.at.get(name, name))
+    peers = set().union(*missed.values())
+    if not peers or len(peers) > _MOST_PEERS:
+        return ranks, hosts
+    if len(missed) > 1 and len(peers) == 1 and peers.isdisjoint(missed):
+        return set(), peers
+    return ranks, hosts | (peers & places.names)
+
+
+def _of_gpu(case: Case, item: Candidate, hosts: set[str]) -> set[int]:
+    """The ranks on the GPUs that the quoted lines name by their place on the bus, as NCCL's init lines do."""
+    named = {_address(*found) for hit in item.hits for found in _PCI.findall(hit.text)}
+    found: set[int] = set()
+    for hit in case.hits(*_INIT) if named else ():
+        told = _BUS_ID.search(hit.text)
+        if told and told[1].lstrip("0") in named and (not hosts or hit.host in hosts) and hit.rank is not None:
+            found.add(hit.rank)
+    return found if hosts or len({hit.host for hit in case.hits(*_INIT)}) < 2 else set()
+
+
+def _address(domain: str, bus: str, device: str, function: str) -> str:
+    """A place on the bus as NCCL writes it: "0000:9a:00" is "9a000"."""
+    return f"{domain}{bus}{device}{function or '0'}".lower().lstrip("0")

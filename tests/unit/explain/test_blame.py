@@ -1,0 +1,138 @@
+"""Who is to blame: the ranks and hosts of the first cause, where the logs tell more than the line that decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.explained import explain_text
+
+TABLE = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-03-02_10:00:01
+  host      : {host}
+  rank      : {rank} (local_rank: {local})
+  exitcode  : -6 (pid: 812)
+"""
+WATCHDOG = (
+    "[rank{0}]:[E302 10:00:00.1 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+)
+RAISED = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]:   File \"/app/t.py\", line 3, in f\n[rank{0}]: KeyError: 'x'\n"
+INIT = "{host}:{pid}:{pid} [0] NCCL INFO comm 0x1 rank {rank} nranks {world} cudaDev 0 nvmlDev 0 busId {bus} commId 0x2 - Init COMPLETE\n"
+STATUS_12 = "{host}:{pid}:9 [0] NCCL WARN NET/IB: Got completion from peer {peer}<4791> with status=12 opcode=0 len=0 vendor err 129\n"
+FINGERPRINT = (
+    "[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=9, OpType=ALLREDUCE, TensorShape=[{1}], TensorDtypes=Float), but Rank {2} is running "
+    "collective: CollectiveFingerPrint(SequenceNumber=9, OpType=ALLREDUCE, TensorShape=[{3}], TensorDtypes=Float).\n"
+)
+
+
+def blamed(text: str) -> tuple[str, list[int], list[str]]:
+    cause = explain_text(text).causes[0]
+    return cause.id, list(cause.ranks), list(cause.hosts)
+
+
+def started(hosts: int, each: int) -> str:
+    """NCCL's initialisation on so many hosts of so many ranks."""
+    return "".join(
+        INIT.format(
+            host=f"n{rank // each}", pid=100 + rank, rank=rank, world=hosts * each, bus=f"{rank % each + 1}a000"
+        )
+        for rank in range(hosts * each)
+    )
+
+
+def test_torchruns_table_tells_the_hosts_of_lower_local_ranks_too() -> None:
+    text = WATCHDOG.format(0) + RAISED.format(9) + TABLE.format(host="gx1", rank=11, local=3)
+    assert blamed(text) == ("app.rank-exception", [9], ["gx1"])
+    beyond = WATCHDOG.format(0) + RAISED.format(7) + TABLE.format(host="gx1", rank=11, local=3)
+    assert blamed(beyond)[2] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rank 3 of 4 on gx7, local rank 1",
+        "INFO rank=3 local_rank=1 host=gx7 device=NVIDIA A100",
+        "Horovod initialized. Hostname gx7, rank 3 / size 4",
+        "(TrainController pid=5126) - (node_id=9c1, ip=gx7, pid=5130) world_rank=3, local_rank=1",
+        "srun: error: gx7: task 3: Exited with exit code 1",
+    ],
+)
+def test_programs_and_launchers_tell_where_a_rank_runs(line: str) -> None:
+    assert blamed(f"{WATCHDOG.format(0)}{RAISED.format(3)}{line}\n") == ("app.rank-exception", [3], ["gx7"])
+
+
+def test_a_rank_between_others_of_its_host_is_there_too() -> None:
+    lines = started(2, 4).splitlines(keepends=True)
+    text = "".join(line for line in lines if " rank 6 " not in line) + WATCHDOG.format(0) + RAISED.format(6)
+    assert blamed(text) == ("app.rank-exception", [6], ["n1"])
+    scattered = text.replace("n1:107", "n0:107").replace("n0:103", "n1:103")  # every other rank is elsewhere
+    assert blamed(scattered)[2] == []
+
+
+def test_of_a_host_whose_neighbour_is_silent_no_rank_is_guessed() -> None:
+    text = "".join(line for line in started(3, 2).splitlines(keepends=True) if not line.startswith("n1:"))
+    assert blamed(text + WATCHDOG.format(0) + RAISED.format(3))[2] == []  # two hosts of three ranks, or three of two
+
+
+def test_a_guilty_gpu_has_the_rank_that_nccl_names_by_its_bus_id() -> None:
+    xid = "n1 kernel: NVRM: Xid (PCI:0000:3a:00): 79, pid=77, GPU has fallen off the bus.\n"
+    assert blamed(started(2, 4) + xid) == ("gpu.fell-off-bus", [6], ["n1"])
+    assert blamed(started(2, 4) + xid.replace("pid=77", "pid=105")) == ("gpu.fell-off-bus", [5], ["n1"])
+    assert blamed(started(2, 4) + xid.replace("3a:00", "7b:00"))[1] == []
+
+
+def test_what_ails_a_host_ails_its_ranks_and_no_others() -> None:
+    fabric = "n1 kernel: NVRM: API mismatch: the client has the version 580.1, but this kernel module has the version 570.1.\n"
+    assert blamed(started(2, 2) + fabric) == ("gpu.driver", [2, 3], ["n1"])
+    assert blamed(started(1, 2) + fabric.replace("n1", "n0"))[1] == []
+    silent = "".join(line for line in started(3, 2).splitlines(keepends=True) if not line.startswith("n1:"))
+    assert blamed(silent + fabric)[1] == [2, 3]
+
+
+def test_whom_all_others_miss_is_to_blame_and_else_both_ends() -> None:
+    using = "".join(f"n{n}:1{n}:1{n} [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>\n" for n in range(3))
+    one = STATUS_12.format(host="n0", pid=10, peer="10.0.0.2")
+    assert blamed(using + one) == ("ib.retry-exceeded", [], ["n0", "n2"])
+    two = STATUS_12.format(host="n1", pid=11, peer="10.0.0.2")
+    assert blamed(using + one + two) == ("ib.retry-exceeded", [], ["n2"])
+    assert blamed(using + one + two + STATUS_12.format(host="n2", pid=12, peer="10.0.0.0"))[2] == ["n0", "n1", "n2"]
+
+
+def test_the_rank_whose_call_differs_from_all_others_is_named() -> None:
+    text = "".join(FINGERPRINT.format(rank, 150, 2, 149) for rank in (0, 1, 3)) + FINGERPRINT.format(2, 149, 0, 150)
+    cause = explain_text(text).causes[0]
+    assert (cause.id, list(cause.ranks)) == ("app.collective-mismatch", [2])
+    assert "ALLREDUCE of [149]" in cause.title
+    pair = FINGERPRINT.format(0, 150, 1, 149) + FINGERPRINT.format(
+        1, 149, 0, 150
+    )  # which of two is odd nobody can tell
+    assert blamed(pair)[1] == [0, 1]
+
+
+def test_ranks_that_never_joined_any_collective_are_named_by_the_desync_report() -> None:
+    report = (
+        "[rank0]:   - To our best knowledge, ranks [2, 3] are the lagging ranks that caused this timeout. "
+        "They never joined any collectives\n"
+    )
+    text = "".join(map(WATCHDOG.format, (0, 1, 4))) + report
+    assert explain_text(text).causes[0].ranks == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "host"),
+    [
+        ("[root@h100-n22 ~]# dmesg | grep NVRM", "h100-n22"),
+        ("ops@rack7:~$ sudo dmesg -T | tail", "rack7"),
+        ("$ ssh hx03 sudo dmesg -T", "hx03"),
+        ("r12c04$ journalctl -k", "r12c04"),
+        ("$ kubectl exec -it train-3 -- dmesg", "train-3"),
+        ("$ dmesg", ""),
+        ("ops@rack7:~$ python train.py", ""),
+    ],
+)
+def test_what_a_tool_prints_is_of_the_host_that_somebody_looked_at(typed: str, host: str) -> None:
+    xid = "[88123.1] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
+    assert blamed(f"{typed}\n{xid}") == ("gpu.ecc", [], [host] if host else [])
