@@ -13,7 +13,16 @@ _MOST_PEERS = 2  # of several, none is singled out
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
 # What ails a host ails each rank on it; of other causes one rank of the host may be the only one to blame.
 _OF_A_HOST = (
-    *("sys.node-failure", "sys.shm", "sys.threads", "sys.container", "sys.cpu-limit", "sys.nofile", "sys.noexec"),
+    *(
+        "sys.node-failure",
+        "sys.shm",
+        "sys.threads",
+        "sys.container",
+        "sys.cpu-limit",
+        "sys.nofile",
+        "sys.noexec",
+        "sys.clock-or-dns-or-fs",
+    ),
     *(
         "gpu.driver",
         "gpu.fabric-manager",
@@ -30,6 +39,7 @@ _OF_A_HOST = (
 _ON_THE_HOST = ("gpu.", "sys.", "ib.", "net.mtu")
 # What lies between two hosts is the fault of neither alone, as far as a log tells.
 _BETWEEN_HOSTS = ("net.mtu", "net.slow")
+_OF_A_GPU = ("gpu.illegal-access", "gpu.oom", "gpu.ecc")
 _OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
 # Who reports these says whom it could not reach.
 _OF_PEERS = ("ib.retry-exceeded", "net.peer-lost", "net.firewall", "net.packet-loss")
@@ -48,7 +58,7 @@ class Places:
     def __init__(self, case: Case) -> None:
         self._case = case
         self.told = case.hosts_by_rank()
-        self.names = set(self.told.values()) | case.nccl_hosts
+        self.names = set(self.told.values()) | case.nccl_hosts or set(case.summary.hosts)
 
     def hosts(self, ranks: Iterable[int]) -> set[str]:
         """The hosts on which these ranks ran, as far as the logs name them or as they follow from the ranks beside them."""
@@ -138,9 +148,25 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
         ranks = case.ranks_with(pids, hosts)
     if not ranks and item.id.startswith("gpu."):
         ranks = _of_gpu(case, item, hosts)
+    if not ranks and item.id.startswith(_OF_A_GPU):
+        ranks = _only_one(item, hosts)
+    if not ranks and item.id.startswith((*_OF_A_GPU, "app.")):
+        ranks = _failed_otherwise(case)
     if not ranks and item.id.startswith(_OF_A_HOST):
         ranks = places.ranks(hosts)
     return ranks, hosts
+
+
+def _only_one(item: Candidate, hosts: set[str]) -> set[int]:
+    """The rank of the quoted lines that name one, if they all name the same."""
+    found = {hit.rank for hit in item.hits if hit.rank is not None and (not hosts or not hit.host or hit.host in hosts)}
+    return found if len(found) == 1 else set()
+
+
+def _failed_otherwise(case: Case) -> set[int]:
+    """The ranks that ended with an error of Python's, where torchrun's table has others that a signal ended."""
+    raised = {rank for rank, code in case.exits.items() if code == 1}
+    return raised if len(raised) < len(case.exits) else set()
 
 
 def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Places) -> tuple[set[int], set[str]]:

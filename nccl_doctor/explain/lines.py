@@ -59,9 +59,8 @@ def hosts_of(hits: Iterable[Hit]) -> set[str]:
 def ranks_told(hits: Iterable[Hit]) -> set[int]:
     """The ranks of which these lines speak, else those that speak."""
     hits = list(hits)
-    return {int(number) for hit in hits for number in re.findall(r"\d{1,7}", hit.groups.get("ranks", ""))} or ranks_of(
-        hits
-    )
+    named = (hit.groups.get("ranks") or hit.groups.get("task", "") for hit in hits)
+    return {int(number) for text in named for number in re.findall(r"\d{1,7}", text)} or ranks_of(hits)
 
 
 def hosts_told(hits: Iterable[Hit]) -> set[str]:

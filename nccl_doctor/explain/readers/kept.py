@@ -16,6 +16,7 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
+_NAMING = ("torchrun-host", "tests-device", "rank-on-host", "rank-on-host-somehow")
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
 _OF_SEVERAL = re.compile(r"\(exitcode: -?\d+\) local_rank: [1-9]")  # of what torchrun started under this label
@@ -113,7 +114,8 @@ class Kept:
     def settle(self) -> None:
         """Give the lines their hosts and ranks that only the whole of the source tells."""
         nameless = {hit.line: hit.text for group in self.summary.groups.values() for hit in group.hits if not hit.host}
-        for label, name in labels.hosts(nameless.values()).items():
+        told = (hit.groups.get("host", "") for name in _NAMING for hit in self._hits(name))
+        for label, name in labels.hosts(nameless.values(), {*self.summary.hosts, *filter(None, told)}).items():
             behind = self._behind_label.get(label, set())
             if len(behind) < 2:  # or it names the job, or the rack
                 self._host_of_label.setdefault(label, min(behind, default=name))
@@ -123,11 +125,15 @@ class Kept:
             self._rewrite(self._where_somebody_looked)
         self._take_back_labels()
 
+    def _hits(self, name: str) -> list[Hit]:
+        group = self.summary.groups.get(name)
+        return group.hits if group else []
+
     def _at_its_host(self, hit: Hit) -> Hit:
         """The line with the host that its label is known to stand for."""
         if hit.host:
             return hit
-        words = enumerate(hit.text[: labels.LABEL_LIMIT].split())
+        words = enumerate(labels.words(hit.text))
         host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
         return msgspec.structs.replace(hit, host=host) if host else hit
 
@@ -135,12 +141,7 @@ class Kept:
         """A line of no rank below a command that looks at a host, with that host."""
         if hit.host or hit.rank is not None:
             return hit
-        typed = (
-            one
-            for name in ("typed-look", "typed-launch")
-            if name in self.summary.groups
-            for one in self.summary.groups[name].hits
-        )
+        typed = (one for name in ("typed-look", "typed-launch") for one in self._hits(name))
         last = max((one for one in typed if one.line < hit.line), key=lambda one: one.line, default=None)
         if last is None or last.signature != "typed-look":
             return hit

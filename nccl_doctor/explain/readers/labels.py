@@ -5,12 +5,14 @@ same place of them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from nccl_doctor.explain.readers import prefix
 
 LABEL_LIMIT = 100  # letters, within which a line's label stands
-_PLACES = 4  # words: a date, a time and its zone may stand before it
+_PLACES = 4  # words: a date, a time and its zone may stand before it, and nothing else
+_OF_A_TIME = re.compile(r"\W*(?:\d[\w:.,/+-]*|[A-Z][a-z]{2}|[AP]M|[A-Z]{3,4})\W*")
+_DMESG = re.compile(r"\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ")
 _LINES = 3  # of a log at least
 _MOST = 0.8  # of the lines, where nothing sets the name apart from the text
 _WORD = re.compile(
@@ -27,14 +29,24 @@ _NO_HOST = re.compile(
 )
 
 
-def hosts(texts: Iterable[str]) -> dict[tuple[int, str], str]:
-    """By the place of a word and the word: the host that it names, for the lines of one log."""
+def words(text: str) -> list[str]:
+    """What may be the label of a line: its first words, behind the time of the kernel's log."""
+    time = _DMESG.match(text)
+    return text[time.end() if time else 0 :][:LABEL_LIMIT].split()
+
+
+def hosts(texts: Iterable[str], known: Collection[str] = ()) -> dict[tuple[int, str], str]:
+    """By the place of a word and the word: the host that it names, for the lines of one log. ``known``: hosts that other lines of it
+    name; one that is set apart needs no others beside it."""
     told: dict[tuple[int, str], dict[str, str]] = {}  # by place and kind of a word: the words, and their names
     lines: dict[tuple[int, str], int] = {}
     total = 0
     for text in texts:
         total += 1
-        for place, word in enumerate(text[:LABEL_LIMIT].split()[:_PLACES]):
+        first = words(text)[:_PLACES]
+        for place, word in enumerate(first):
+            if place and not _OF_A_TIME.fullmatch(first[place - 1]):
+                break
             found = _WORD.fullmatch(word)
             if (
                 found
@@ -48,6 +60,7 @@ def hosts(texts: Iterable[str]) -> dict[tuple[int, str], str]:
     return {
         (place, word): name
         for (place, shape), words in told.items()
-        if len(words) > 1 and lines[place, shape] >= max(_LINES, 0 if shape[0] in "[({<" else _MOST * total)
         for word, name in words.items()
+        if (shape[0] in "[({<" and name in known)
+        or (len(words) > 1 and lines[place, shape] >= max(_LINES, 0 if shape[0] in "[({<" else _MOST * total))
     }

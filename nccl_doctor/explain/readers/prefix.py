@@ -76,13 +76,15 @@ _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: (?!\S{1,40}: <[A-Z])|$)")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
-    r"\((?:[\w.:\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+    r"\((?:[\w.:=\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
 )
 # "(worker1, rank=1, pid=31003, ip=10.20.0.12) ": the rank is the node's
 _SKYPILOT = re.compile(r"\((?P<host>[\w.-]{1,64}), rank=\d{1,6}, pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s?")
 _PARALLEL = re.compile(r"(?:[DTPE]P\d+ ?){1,4}\]\s?")  # SGLang: "[2025-02-22 08:19:45 DP0 TP3] "
 _PARALLEL_TAG = re.compile(r" (?:[DTPE]P\d+ ?){1,4}(?:pid=\d+\)|\])")
 _TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,9})(?!\d)")
+_RAY_TASK = re.compile(r"ray::.{1,120}?\(pid=(?P<pid>\d+), ip=(?P<host>[\d.]+)")  # whose exception it is
+_TOLD_HOST = re.compile(r"\[(?:prolog|epilog|kern|kernel|dmesg|syslog|health)[ :=]{1,2}(?P<host>[\w.-]{1,64})\]:?\s")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]\s?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}): (?!<[A-Z]|flags=\d)")
 _PIPE_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9.-]{1,62})\s*\| ")
@@ -216,6 +218,8 @@ def _parsed(text: str) -> Line:
         elif " TP" in line.body:
             found = _PARALLEL_TAG.search(line.body, 0, 160)
             _take_tensor_rank(line, found.group() if found else "")
+    if not line.host and "ray::" in line.body and (task := _RAY_TASK.search(line.body, 0, 400)):
+        line.host, line.pid = task["host"], task["pid"]
     if not line.timed:
         _take_later_time(line, text, at)
     line.key = label
@@ -329,9 +333,9 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
         line.task = int(found.group("rank"))
         line.host = found.group("host") or line.host
         return _rank(line, found)
-    found = _POD.match(text, at)
+    found = _POD.match(text, at) or _TOLD_HOST.match(text, at)
     if found:
-        line.host = found.group("pod")
+        line.host = found.group(1)
         return found.end(), f"h{line.host}"
     for pattern in (_GLOG, _DMESG_T):
         found = pattern.match(text, at)

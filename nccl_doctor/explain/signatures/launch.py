@@ -394,6 +394,7 @@ says(
 _OF_A_CALL = re.compile(r"(?:status: |code = |StatusCode\.)DeadlineExceeded")
 says(
     "cancelled",
+    "Caught signal {signal:word} on {node:word}: this job is",  # submitit
     "CANCELLED AT",
     "DUE TO TIME LIMIT",
     "DUE TO PREEMPTION",

@@ -597,6 +597,7 @@ says(
     "Node {node:word} status is now: NodeNotReady",
     "NodeNotReady",
     "Kubelet stopped posting node status",
+    "and node name: {node:word} has been marked dead because",  # Ray
     " has missed too many heartbeats from it",
     "This node has be{}n marked as dead",  # the raylet itself, in both its spellings
     "because its node has died",

@@ -136,3 +136,30 @@ def test_ranks_that_never_joined_any_collective_are_named_by_the_desync_report()
 def test_what_a_tool_prints_is_of_the_host_that_somebody_looked_at(typed: str, host: str) -> None:
     xid = "[88123.1] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
     assert blamed(f"{typed}\n{xid}") == ("gpu.ecc", [], [host] if host else [])
+
+
+MARKED_DEAD = "(raylet) The node with node id: 8f2 and address: 10.0.0.3 and node name: 10.0.0.3 has been marked dead because the detector"
+PREEMPTED = "submitit WARNING (2026-06-03) - Caught signal SIGUSR2 on learn0296: this job is preempted."
+NOT_READY = "9m12s   Normal    NodeNotReady   node/pool-7f1c   Node pool-7f1c status is now: NodeNotReady"
+
+
+@pytest.mark.parametrize(
+    ("line", "who"),
+    [
+        (MARKED_DEAD, ("sys.node-failure", [], ["10.0.0.3"])),
+        (PREEMPTED, ("launch.killed", [], ["learn0296"])),
+        (NOT_READY, ("sys.node-failure", [], ["pool-7f1c"])),
+        ("E0812 task:3 heartbeat timeout", ("net.peer-lost", [3], [])),
+    ],
+)
+def test_lines_that_tell_of_others_blame_those(line: str, who: tuple[str, list[int], list[str]]) -> None:
+    assert blamed(f"{line}\n") == who
+
+
+def test_an_exception_without_a_rank_is_of_those_that_a_signal_did_not_end() -> None:
+    rows = "".join(
+        f"  host      : n0\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {800 + rank})\n"
+        for rank, code in ((0, -6), (1, -6), (3, 1))
+    )
+    raised = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in f\nRuntimeError: Tensors must be contiguous\n'
+    assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1] == [3]

@@ -78,6 +78,17 @@ def test_nccl_line_names_host_and_process() -> None:
         ("[gpu07][[31251,1],3][btl_tcp_endpoint.c:625:mca_btl] unexpected", "gpu07", "", 3),
         ("[proxy:0:1@gpu08] HYD_pmcd_pmip_control_cmd_cb", "gpu08", "", None),
         ("nid01:rank3.python3: Reading from remote process' memory failed", "nid01", "", 3),
+        ("[1,mpirank:13,algo-2]<stderr>:torch.OutOfMemoryError: CUDA out of memory", "algo-2", "", 13),
+        ("(PolicyWorker[rank=2] pid=44120, ip=172.21.8.31) done", "172.21.8.31", "44120", 2),
+        (
+            "ray.exceptions.RayTaskError(OutOfDiskError): ray::Runner.run() (pid=11204, ip=172.23.1.8, actor_id=1f)",
+            "172.23.1.8",
+            "11204",
+            None,
+        ),
+        ("[prolog a100-24] Unable to determine the device handle", "a100-24", "", None),
+        ("slurmd-dgx-14: error: Munge decode failed: Rewound credential", "dgx-14", "", None),
+        ("n014 kernel: NVRM: Xid", "n014", "", None),
         ("[core.py:96] Initializing an engine", "", "", None),
         ("[train.py:96] *** epoch 3 ***", "", "", None),
     ],
@@ -111,6 +122,13 @@ def test_a_label_that_differs_by_a_number_between_lines_is_a_host(label: str, ho
     got = analyse([LogSource("job.log", "\n".join([*waiting, f"{label.format(2)}[rank2]: {FULL}"]))])
     assert got.causes[0].id == "sys.disk-full"
     assert got.causes[0].hosts == ((host,) if host else ())
+
+
+def test_a_label_of_one_kind_only_is_a_host_that_other_lines_name() -> None:
+    lustre = "[Wed Nov  6 01:31:44 2024] [jwb0422] Lustre: work-OST0012-osc-ff: Connection to work-OST0012 (at 10.1.1.1@o2ib) was lost"
+    told = "INFO rank=8 local_rank=0 host=jwb0422 device=NVIDIA A100"
+    assert analyse([LogSource("job.log", f"{told}\n{lustre}\n")]).causes[0].hosts == ("jwb0422",)
+    assert analyse([LogSource("job.log", f"{lustre}\n")]).causes[0].hosts == ()
 
 
 def test_a_label_stands_for_the_host_that_nccl_names_behind_it() -> None:
