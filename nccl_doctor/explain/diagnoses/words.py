@@ -16,7 +16,8 @@ from nccl_doctor.explain.readers import bystanders
 _GAVE_UP = re.compile(
     r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
     r"\b(?:worker|rank|process|actor|replica) ?#?\d{1,6} (?:has |was )?(?:raised|crashed|died|failed(?! to))\b|"
-    r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b",
+    r"\bleaving early\b|\bquitting\b|^.{0,60}\bAssertion failed\b|"
+    r"\b(?:thread|worker|loop|task) (?:has |was )?(?:stopped|ended|died|failed|crashed|exited)\W{1,3}\w*(?:Error|Exception)\b",
     re.IGNORECASE,
 )
 NEAR = 60  # lines: a traceback and what follows it

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from nccl_doctor.explain.model import Hit, LogSource, Role
-from nccl_doctor.explain.readers import labels, prefix
+from nccl_doctor.explain.readers import inputs, labels, prefix
 from nccl_doctor.explain.signatures import Signature
 from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
@@ -119,6 +119,10 @@ class Kept:
             behind = self._behind_label.get(label, set())
             if len(behind) < 2:  # or it names the job, or the rack
                 self._host_of_label.setdefault(label, min(behind, default=name))
+        if "section" in self.summary.groups:
+            self._rewrite(self._in_its_section)
+            of_files = (inputs.identity(hit.groups["path"])[0] for hit in self._hits("section"))
+            self.summary.ranks |= {rank for rank in of_files if rank is not None}
         if self._host_of_label:
             self._rewrite(self._at_its_host)
         if "typed-look" in self.summary.groups:
@@ -136,6 +140,19 @@ class Kept:
         words = enumerate(labels.words(hit.text))
         host = next((self._host_of_label[word] for word in words if word in self._host_of_label), "")
         return msgspec.structs.replace(hit, host=host) if host else hit
+
+    def _in_its_section(self, hit: Hit) -> Hit:
+        """A line with the rank and the host of the file that head or tail names above it, where it tells none itself."""
+        heading = max(
+            (one for one in self._hits("section") if one.line < hit.line), key=lambda one: one.line, default=None
+        )
+        if heading is None or heading.file != hit.file:
+            return hit
+        path = heading.groups["path"]
+        rank, host = inputs.identity(path)
+        named = re.match(r"[\w.-]{2,64}(?= \(|$)", path)
+        host = host or (named[0] if named and prefix.is_host(named[0]) else "")
+        return msgspec.structs.replace(hit, rank=rank if hit.rank is None else hit.rank, host=hit.host or host)
 
     def _where_somebody_looked(self, hit: Hit) -> Hit:
         """A line of no rank below a command that looks at a host, with that host."""

@@ -139,6 +139,15 @@ says(
     where=lambda groups, line: re.search("[Bb]us error|Interrupt|Terminated|Hangup", line) is None,
 )
 says(
+    "loader-terminated",
+    "DataLoader worker (pid {pid:int}) is killed by signal: Terminated",
+    "DataLoader worker (pid {pid:int}) is killed by signal: Hangup",
+    cause="launch.killed",
+    strength=0.62,
+    title="a DataLoader worker was ended by a signal from outside, and the program by that",
+    why="Nobody sends SIGTERM or SIGHUP to a worker alone: the job, its session or its launcher was stopped.",
+)
+says(
     "data-worker-gone",
     "background workers are no longer alive",  # batchgenerators, nnU-Net
     "Background workers died. Look for the error message",
@@ -346,6 +355,7 @@ says(
         )
         is None
         and not line.rstrip().endswith("raise FloatingPointError(")
+        and re.search(r"\b[Ss]kipp(?:ing|ed)\b", line) is None  # of one step: what goes on like that tells its losses
     ),
 )
 says(
@@ -565,6 +575,18 @@ says(
     pattern=_LOOKED_FOR,
 )
 says(
+    "torch-too-old",
+    " requires PyTorch >= {version}",
+    " requires PyTorch version >= {version}",
+    " requires torch>={version}",
+    " requires torch >= {version}",
+    cause="unrelated",
+    strength=0.82,
+    title="the program wants PyTorch {version} or newer",
+    why="A library was asked for what this release of PyTorch does not have: nothing distributed has begun.",
+    where=lambda groups, line: "Error" in line and "raise " not in line,
+)
+says(
     "shell-missing",
     "command not found",
     "execve(): {program}: No such file or directory",
@@ -593,6 +615,7 @@ says(
         "etcd" not in line
         and "torch.distributed" not in line
         and not _GOES_WITHOUT.search(line)
+        and "vllm._version" not in line  # a source tree without a release's number
         and not _LOOKED_FOR.search(line)
         and ("number" not in groups or "bin/" in groups["program"])  # of a shell, that may also miss a file
     ),
@@ -678,7 +701,7 @@ says(
     title="a file the program reads is damaged or incomplete",
     why="A checkpoint or data file cannot be read: written half, or damaged.",
     # torch 2.6 loads weights only, unless it is told otherwise: the file need not be damaged
-    where=lambda groups, line: re.search("WARN|[Ss]kip|Weights only load failed|raise ", line) is None,
+    where=lambda groups, line: re.search("WARN|Warning: |[Ss]kip|Weights only load failed|raise ", line) is None,
 )
 # DeepSpeed's least scale unless told otherwise. Of a larger one, hysteresis keeps the same number after an overflow.
 # apex has no least scale: it starts at 65536, and halves it below 1 where all steps overflow.

@@ -577,6 +577,13 @@ says(
     every=True,
     why="The command that started a container, with what it was given.",
 )
+says(
+    "section",
+    *(f"==> {{path}}{end} <==" for end in (".log", ".out", ".err", ".txt", "stderr", "stdout", ")")),
+    every=True,
+    why="head or tail over several files: what stands below is of that one.",
+    where=lambda groups, line: line.startswith("==> ") and line.rstrip().endswith(" <=="),
+)
 _TOOL = (
     r"(?:sudo )?(?:nvidia-smi|rocm-smi|dcgmi|dmesg|journalctl|ibstat|ibstatus|ibv_devinfo|show_gids|perfquery|ethtool|lspci|ipmitool|rdma|"
     r"systemctl|docker logs|cat /|df|free|ip |ulimit|ls )"

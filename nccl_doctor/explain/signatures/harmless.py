@@ -17,6 +17,24 @@ says(
     why="TensorRT-LLM and vLLM note which GPUs do not reach each other's memory: data goes another way there.",
 )
 says(
+    "compatibility-as-the-image-found-it",
+    "[[Forward compatibility was attempted on non supported HW",
+    role=H,
+    why="NVIDIA's images look at the driver when they start. Of a driver that is too old for the program itself the program tells.",
+)
+says(
+    "notifier-deleted-at-the-end",
+    "Preemption notifier is being deleted",
+    role=H,
+    why="JAX's preemption notifier ends with its process. It matters only where the process was not to end yet.",
+)
+says(
+    "models-not-importable",
+    "Ignore import error when loading {module:word}",
+    role=H,
+    why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
+)
+says(
     "limit-not-propagated",
     "Can't propagate RLIMIT_{limit:word} of {value} from submit host",
     role=H,

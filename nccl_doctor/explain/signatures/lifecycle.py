@@ -147,11 +147,14 @@ says(
     "[batch={step:int}/",  # Composer
     " step={step:int}, skipped=",  # DeepSpeed
     "RunningAvgSamplesPerSec=",
+    "Processed prompts: ",  # vLLM
+    "Train Steps/Sec: ",
     role=Role.PROGRESS,
     sampled=True,
     where=lambda groups, line: "Generated text: " in line or _with_number(groups, line),
     why="A training loop reports a step, a server has answered a request, a program prints what a model wrote.",
 )
+_HEADING = re.compile(r"[A-Z][A-Z()%-]+(?: +[A-Z][A-Z()%-]+){2,}")  # of a table, as kubectl and sacct print it
 says(
     "ended-well",
     "raining complete",
@@ -197,12 +200,14 @@ says(
     "Reporting training SUCCESS",  # SageMaker's training toolkit
     " 0 failures",
     "Application startup complete",
+    "Started GRPCInferenceService at ",  # Triton
     "Uvicorn running on",
     role=Role.END,
     sampled=True,
     why="The program says that it came to its end.",
     where=lambda groups, line: (
         re.search(r"Deactivated|be able to |Cleaning up|eset succe|\wrc[= ]0", line) is None  # broadcast(t, src=0)
+        and _HEADING.fullmatch(line.strip()) is None
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
         and ("uccessfully" not in line or (bool(_WORK.search(line)) and not _PREPARATION.search(line)))

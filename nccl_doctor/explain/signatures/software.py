@@ -364,6 +364,7 @@ says(
     fold="CUDA errors",
     title="a CUDA call failed: {error}",
     why="A CUDA error that nothing more specific explains.",
+    where=lambda groups, line: "[[Forward compatibility" not in line,  # an image's own look at the driver
 )
 
 says(

@@ -163,3 +163,12 @@ def test_an_exception_without_a_rank_is_of_those_that_a_signal_did_not_end() -> 
     )
     raised = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in f\nRuntimeError: Tensors must be contiguous\n'
     assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1] == [3]
+
+
+def test_what_stands_below_a_files_name_is_of_that_file() -> None:
+    steps = "".join(f"2024-06-14 16:3{minute}:00 step {minute}00 loss 3.{minute}\n" for minute in range(6))
+    raised = "Exception in thread Thread-3:\nTraceback (most recent call last):\n  File \"/srv/d.py\", line 8, in f\nKeyError: 'x'\n"
+    log = "".join(f"==> logs/rank{rank}.log <==\n{steps}{raised if rank == 5 else ''}\n" for rank in (4, 5, 6))
+    assert blamed(log) == ("app.rank-exception", [5], [])
+    registered = "E0917 16:19:13.189584   2201 rdma_context.cpp:211] Failed to register memory 0x7fa4cc000000: Bad address [14]\n"
+    assert blamed(f"==> prefill-0 (10.10.11.1) <==\n{registered}")[2] == ["prefill-0"]
