@@ -470,6 +470,8 @@ says(
 )
 
 # --- MTU
+_OF_AN_INTERFACE = re.compile(r"inet|UP|flags")
+_NAMED = re.compile(r"\w[:@]")  # the interface stands in front
 says(
     "mtu-ping",
     "essage too long",
@@ -486,7 +488,10 @@ says(
     " mtu {mtu:int} ",
     "MTU:{mtu:int}",
     why="An interface's MTU.",
-    where=lambda groups, line: re.search(r"\b\w+[:@].*mtu|inet|UP|flags", line) is not None and "lo:" not in line,
+    where=lambda groups, line: (
+        "lo:" not in line
+        and (_OF_AN_INTERFACE.search(line) is not None or _NAMED.search(line, 0, max(line.rfind("mtu"), 0)) is not None)
+    ),
 )
 says("ping-loss", "100% packet loss", "packets transmitted, 0 received", why="Packets of some size do not come back.")
 
