@@ -16,7 +16,8 @@ from tests.hardware_kit.machines import Machine
 
 pytestmark = pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
 
-GVISOR = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n"
+BUILD = "#1 SMP Sun Jan 10 15:06:54 PST 2016\n"
+GVISORS = (f"Linux version 4.4.0 {BUILD}", f"Linux version 4.19.0-gvisor {BUILD}")  # up to April 2026, and since
 
 
 def report(machine: Machine) -> Report:
@@ -83,13 +84,14 @@ def test_weak_sign_of_a_container_makes_missing_gpus_unknown(tmp_path: Path) -> 
     assert ids(report(machine))["gpu.not-visible.fewer-than-bus"] is Severity.FAIL
 
 
-def test_sandbox(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", GVISORS, ids=["older", "newer"])
+def test_sandbox(version: str, tmp_path: Path) -> None:
     """gVisor: a cut sysfs, a kernel log of its own, and calls of the driver that it does not pass on."""
     machine = Machine.alone(tmp_path)
     machine.on_bus, machine.kernel_log, machine.smi_missing = [], None, True
     machine.dmesg = "#!/bin/sh\necho '[   0.000000] Starting gVisor...'\n"
     machine.model.update(nvlinks="err:999", power_mw="err:999", clock_1="err:999", pcie_width="err:17")
-    machine.files["/proc/version"] = GVISOR
+    machine.files["/proc/version"] = version
     machine.files["/dev/nvidia0"] = ""
     found = report(machine)
     assert ids(found) == {}
