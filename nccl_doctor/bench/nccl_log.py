@@ -67,7 +67,8 @@ _INTERFACE = re.compile(r"(?:\[\d{1,3}\])?([^\s:\[\]]{1,32}):([0-9A-Fa-f.:%\w]{2
 _CHANNELS = re.compile(
     r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:\d{1,4} nvls channels, )?\d{1,4} p2p channels"
 )
-_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank \d{1,6} nranks \d{1,6}\b.{0,200}?(?:- )?(?:Init )?COMPLETE")
+# Not "- Abort COMPLETE" nor "- Destroy COMPLETE", which an initialisation that failed may end in (NCCL 2.14 and newer).
+_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank \d{1,6} nranks \d{1,6}\b.{0,200}?- Init COMPLETE")
 _SET = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{0,200}?)\.?\Z")
 _NETWORK = re.compile(r"Using (?:internal N|n)etwork (.{1,80}?)\s*\Z")
 _PLUGIN = re.compile(

@@ -105,6 +105,14 @@ def test_init_complete_of_every_version(line: str) -> None:
     assert not read(info(line.replace("COMPLETE", "START"))).init_complete
 
 
+@pytest.mark.parametrize("end", ["Abort", "Destroy"])
+def test_the_end_of_a_communicator_is_no_initialisation(end: str) -> None:
+    """NCCL says so of one whose initialisation failed, too: a rank that got no further has proved no path."""
+    log = info(f"comm 0x7f00 rank 0 nranks 1 cudaDev 0 busId 1b000 - {end} COMPLETE")
+    assert not read(log).init_complete
+    assert combine({0: read(log)}, hosts(1), 1).incomplete == ("no complete init in the NCCL log of rank 0",)
+
+
 def test_the_bare_version_line_and_foreign_lines() -> None:
     assert read("NCCL version 2.18.1+cuda12.1\nunrelated\n").version == "2.18.1"
     assert read("we talk about NCCL and Channel 00 : 1 -> 2 via NET/IB/0\n").edges == ()
