@@ -11,7 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-# Field, call, arguments: the call's answer is the value, text decoded and power in watts.
+# Field, call, arguments: the call's answer is the value, text decoded and power in watts. Of two calls the second is asked
+# where there is no first: CUDA 14 drops nvmlDeviceGetTemperature and ...ThrottleReasons (nvml.h of CUDA 13), and ...V and
+# ...EventReasons are not in all drivers that are in use.
 _SIMPLE = (
     ("uuid", "nvmlDeviceGetUUID", ()),
     ("name", "nvmlDeviceGetName", ()),
@@ -27,7 +29,7 @@ _SIMPLE = (
     ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", ()),
     ("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", ()),
     ("pcie_replays", "nvmlDeviceGetPcieReplayCounter", ()),
-    ("temperature_c", "nvmlDeviceGetTemperature", (0,)),
+    ("temperature_c", "nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV", (0,)),
     ("temperature_shutdown_c", "nvmlDeviceGetTemperatureThreshold", (0,)),
     ("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", (1,)),
     ("temperature_memory_max_c", "nvmlDeviceGetTemperatureThreshold", (2,)),
@@ -42,6 +44,7 @@ _SIMPLE = (
     ("clock_sm_max_mhz", "nvmlDeviceGetMaxClockInfo", (1,)),
     ("clock_memory_max_mhz", "nvmlDeviceGetMaxClockInfo", (2,)),
     ("clock_sm_application_mhz", "nvmlDeviceGetApplicationsClock", (1,)),
+    ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", ()),
     ("performance_state", "nvmlDeviceGetPerformanceState", ()),
     ("persistence_mode", "nvmlDeviceGetPersistenceMode", ()),
     ("compute_mode", "nvmlDeviceGetComputeMode", ()),
@@ -81,8 +84,6 @@ _FABRIC_MISTAKES = {
 _REMOTE_TYPES = {0: "gpu", 1: "ibmnpu", 2: "switch", 255: "unknown"}
 _P2P_STATUS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# The same answer under its new name (R535) and its old one, which CUDA 14 drops.
-_THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 # NVML's return codes that mean "this driver or this GPU has no such thing": invalid argument (an enumerator that it does
 # not know: our handles are good), not supported, function not found, no data, ECC not supported on a vGPU, a
 # structure's version that the driver does not know, deprecated.
@@ -95,6 +96,7 @@ _SAMPLED = (
     "power_w",
     "power_limit_w",
     "clock_sm_mhz",
+    "throttle_reasons",
     "pcie_replays",
     "ecc_uncorrected_volatile",
 )
@@ -235,7 +237,6 @@ def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any
     asker = _Asker(nvml, report, index, {})
     gpu = _simple(asker, handle, _SAMPLED)
     gpu["utilization_percent"] = _utilization(asker, handle)
-    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     _memory(asker, handle, gpu)
     call = "nvmlDeviceGetFieldValues"
     for value in asker.ask(" ".join(_SAMPLED_FIELDS.values()), call, handle, list(_SAMPLED_FIELDS)) or ():
@@ -265,8 +266,8 @@ def _text(value: Any) -> str:
 def _simple(asker: _Asker, handle: Any, wanted: Optional[Sequence[str]] = None) -> Dict[str, Any]:
     """What the simple calls answer: of the fields that are wanted, or of all."""
     told = {
-        field: asker.ask(field, call, handle, *arguments)
-        for field, call, arguments in _SIMPLE
+        field: asker.ask_any(field, calls.split(), handle, *arguments)
+        for field, calls, arguments in _SIMPLE
         if wanted is None or field in wanted
     }
     for field in _MILLIWATTS:
@@ -285,7 +286,6 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
     _address(asker, handle)
     gpu.update(_simple(asker, handle))
-    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     for field in ("slowdown", "shutdown", "memory_max"):
         if (gpu["temperature_%s_c" % field] or 0) > _HOTTEST_C:
             gpu["temperature_%s_c" % field] = None

@@ -42,6 +42,8 @@ typedef struct {
 
 typedef struct { unsigned version; int margin; } Margin;
 
+typedef struct { unsigned version, sensor; int temperature; } Temperature;
+
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } Sram;
 
 static char *settings;
@@ -370,6 +372,15 @@ Return nvmlDeviceGetGraphicsRunningProcesses_v3(Device d, unsigned *count, Proce
 Return nvmlDeviceGetComputeRunningProcesses_v2(Device d, unsigned *count, Process *into) {
     return processes(d, "processes_v2", count, into);
 }
+/* Only where "temperature_v" is told: most drivers have it beside the older call, and both answer the same. */
+Return nvmlDeviceGetTemperatureV(Device d, Temperature *into) {
+    unsigned long long value;
+    Return bad = number(d, "temperature_v", &value);
+    hang("nvmlDeviceGetTemperatureV", d);
+    if (!bad) into->temperature = (int)value;
+    return bad;
+}
+
 Return nvmlDeviceGetMarginTemperature(Device d, Margin *into) {
     unsigned long long value;
     Return bad = number(d, "temperature_margin", &value);

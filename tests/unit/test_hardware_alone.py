@@ -133,3 +133,10 @@ def test_what_a_driver_dropped_is_not_supported(code: int, tmp_path: Path) -> No
     gpu = machine.facts()["gpu"]["data"]["gpus"][0]
     assert gpu["errors"] == {} and "clock_sm_application_mhz" in gpu["not_supported"]
     assert gpu["throttle_reasons"] == 1  # by its old name: the stand-in lacks the new one
+
+
+def test_a_driver_without_the_older_call_for_the_temperature(tmp_path: Path) -> None:
+    machine = Machine.alone(tmp_path)
+    machine.gpus[0].update(temperature_0="err:13", temperature_v="41")
+    gpu = machine.facts()["gpu"]["data"]["gpus"][0]
+    assert gpu["temperature_c"] == 41 and "temperature_c" not in gpu["not_supported"]
