@@ -21,6 +21,7 @@ from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.probes import bench
+from nccl_doctor.bench import in_job
 from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.bench.world import CannotRun, Prepared, choose_backend
 from tests.ports import free_port
@@ -151,6 +152,26 @@ def test_gpus_that_nvidia_smi_does_not_tell_are_unknown_where_there_are_some(
     else:
         assert choose_backend({"gpu01": host}, "auto") == ("gloo", "no host has a GPU")
     assert choose_backend({"gpu01": host}, "gloo") == ("gloo", "asked for")
+
+
+@pytest.mark.parametrize("smi", [None, "#!/bin/sh\nexit 9\n"], ids=["no nvidia-smi", "a failing one"])
+def test_a_device_file_of_a_gpu_is_a_gpu(smi: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod has its GPU under the number that it has on the host; a sandbox shows neither /proc/driver nor the bus."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia5").touch()
+    (tmp_path / "bin").mkdir()
+    if smi:
+        (tmp_path / "bin/nvidia-smi").write_text(smi)
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin") + (":/usr/bin:/bin" if smi else ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert in_job._backend("auto") == ("nccl", "this host has GPUs")
+    found = bench.prepare({"python": sys.executable})
+    assert found["gpus"] == [] and found["gpus_unknown"].startswith("nvidia-smi --query-gpu=name")
+    (tmp_path / "dev/nvidia5").rename(tmp_path / "dev/nvidiactl")
+    assert in_job._backend("auto") == ("gloo", "this host has no GPU")
+    assert bench.prepare({"python": sys.executable})["gpus_unknown"] == ""
 
 
 def test_graphs_and_both_lacks_of_memory() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory
+from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
 from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probes.listening import bound
@@ -104,8 +105,10 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
     result = run_command(asked, limit_s=10.0)
     if result.outcome == "ok":
         return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
-    there = probing.listed("/proc/driver/nvidia/gpus") or nvidia_devices(DISPLAYS)
-    if result.outcome == "tool-missing" or not there:
+    there = bool(probing.listed("/proc/driver/nvidia/gpus") or gpu_nodes())
+    if result.outcome != "tool-missing":  # without it, a card on the bus alone may have no driver at all
+        there = there or bool(nvidia_devices(DISPLAYS))
+    if not there:
         return [], ""
     return [], "%s: %s" % (" ".join(asked), result.detail or result.outcome)
 
