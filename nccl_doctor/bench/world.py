@@ -19,9 +19,6 @@ class Torch(msgspec.Struct, frozen=True):
 
     torch: str = ""
     cuda: str = ""
-    path: str = ""
-    python: str = ""
-    executable: str = ""
     error: str = ""
 
 
@@ -32,7 +29,6 @@ class HcaPort(msgspec.Struct, frozen=True):
     port: int
     state: str = ""
     rate_gbps: float = 0.0
-    link_layer: str = ""
 
     @property
     def active(self) -> bool:
@@ -55,7 +51,6 @@ class Prepared(msgspec.Struct, frozen=True):
     pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
     peermem: bool = False
     memory: int | None = None  # bytes that are free; None: not known
-    processors: int = 1
     addresses: dict[str, str] = {}
     name_addresses: tuple[str, ...] = ()
     route_source: str = ""

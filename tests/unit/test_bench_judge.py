@@ -31,8 +31,8 @@ from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
 
-CUDA = Torch("2.8.0+cu128", "12.8", python="3.11.7")
-CPU = Torch("2.13.0+cpu", python="3.11.7")
+CUDA = Torch("2.8.0+cu128", "12.8")
+CPU = Torch("2.13.0+cpu")
 
 
 def host(name: str = "h", gpus: int = 0, torch: Torch = CPU, **values: Any) -> Prepared:
@@ -287,7 +287,7 @@ def test_every_published_number_has_a_source_and_a_date() -> None:
 
 
 def test_the_binding_link_is_named() -> None:
-    rails = tuple(HcaPort(f"mlx5_{n}", 1, "4: ACTIVE", 400.0, "InfiniBand") for n in range(8))
+    rails = tuple(HcaPort(f"mlx5_{n}", 1, "4: ACTIVE", 400.0) for n in range(8))
     full = host(gpus=8, torch=CUDA, hcas=rails, nvlinks=18, nvlink_gbs=26.562)
     two = World("nccl", "", (Share("a", 0, 8), Share("b", 8, 8)), "a", "10.0.0.1", 1)
     ib = Path("nccl", "", True, nccl=nccl_path(transports={"NET/IB": 16, "P2P/CUMEM": 16}))

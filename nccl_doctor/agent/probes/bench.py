@@ -11,6 +11,7 @@ from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory
 from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
+from nccl_doctor.agent.probes.infiniband import ports_of
 from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probes.listening import bound
 from nccl_doctor.agent.probing import probe, run_command
@@ -19,14 +20,13 @@ from nccl_doctor.agent.probing import probe, run_command
 _LOOK_FOR_TORCH = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
-import importlib.util, json, os, platform
-found = {"executable": sys.executable, "python": platform.python_version(), "torch": "", "cuda": "", "path": ""}
+import importlib.util, json, os
+found = {"torch": "", "cuda": ""}
 spec = importlib.util.find_spec("torch")
 if spec and spec.origin:
-    found["path"] = os.path.dirname(spec.origin)
     names = {}
     try:
-        with open(os.path.join(found["path"], "version.py")) as stream:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as stream:
             for line in stream:
                 name, _, value = line.partition("=")
                 names[name.split(":")[0].strip()] = value.strip().strip("'\\"")
@@ -71,7 +71,6 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
         "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
         "memory": memory.available_memory(),
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": {item["address"]: item["name"] for item in kernel_addresses()},
         "name_addresses": _resolve(socket.gethostname()),
         "route_source": _route_source(),
@@ -133,21 +132,13 @@ def _nvlinks() -> Dict[str, Any]:
 def _hcas() -> List[Dict[str, Any]]:
     """RDMA ports with state and rate."""
     found = []
-    base = "/sys/class/infiniband"
-    for name in probing.listed(base):
-        ports = "%s/%s/ports" % (base, name)
-        for port in probing.listed(ports):
-            where = "%s/%s/" % (ports, port)
-            rate = re.match(r"([0-9.]+) Gb/sec", probing.read_text(where + "rate") or "")
-            found.append(
-                {
-                    "name": name,
-                    "port": int(port),
-                    "state": (probing.read_text(where + "state") or "").strip(),
-                    "rate_gbps": float(rate.group(1)) if rate else 0.0,
-                    "link_layer": (probing.read_text(where + "link_layer") or "").strip(),
-                }
-            )
+    for name in probing.listed("/sys/class/infiniband"):
+        for port in ports_of(name):
+            where = "/sys/class/infiniband/%s/ports/%s/" % (name, port)
+            rate = re.match(r"([0-9.]+) Gb/sec", probing.first_line(where + "rate") or "")
+            state = probing.first_line(where + "state") or ""
+            rate_gbps = float(rate.group(1)) if rate else 0.0
+            found.append({"name": name, "port": int(port), "state": state, "rate_gbps": rate_gbps})
     return found
 
 
