@@ -371,7 +371,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
         info = kind()
         asker.forget("fabric")
         if asker.ask("fabric", call, handle, ctypes.byref(info)) is None:
-            continue
+            if "fabric" in gpu["not_supported"]:
+                continue
+            return  # a refusal stands, whatever the older call would say
         mask = getattr(info, "healthMask", None)
         state = int(info.state) & 0xFF  # one byte in the driver, four in pynvml
         gpu["fabric"] = {
@@ -405,15 +407,18 @@ def _field_values(asker: _Asker, handle: Any) -> None:
 
 
 def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
-    """The GPU's NVLinks by number; an empty list where the driver knows none of them, None where it fails to say."""
+    """The GPU's NVLinks by number; an empty list where the driver knows none of them, None where it does not say.
+
+    Those before the first of which it does not say (``errors`` has why) are kept.
+    """
     scratch: Dict[str, Any] = {}
     probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
     links: List[Dict[str, Any]] = []
     for link in range(asker.nvml.NVML_NVLINK_MAX_LINKS):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
-            if "state" in scratch["errors"]:
-                asker.into["errors"]["nvlinks"] = scratch["errors"]["state"]
+            if "state" in scratch["errors"] or "state" in scratch["not_permitted"]:
+                asker._fail("nvlinks", scratch["errors"].get("state", "not permitted"))
                 return links or None
             probe.forget("state")
             continue  # no such link: numbers may have gaps (H800, A800)

@@ -325,6 +325,7 @@ Return nvmlDeviceGetNvLinkState(Device d, unsigned link, unsigned *into) {
     if ((int)link >= count) return INVALID;
     snprintf(one, sizeof one, ",%u,", link);
     if (get(d, "nvlinks_absent", text, sizeof text) && strstr(text, one)) return NOT_SUPPORTED; /* a gap */
+    if (get(d, "nvlinks_failing", text, sizeof text) && strstr(text, one)) return 999;
     *into = !(get(d, "nvlinks_down", text, sizeof text) && strstr(text, one)); /* ",3,7," */
     return OK;
 }

@@ -126,6 +126,34 @@ def test_numbers_of_links_may_have_gaps(tmp_path: Path) -> None:
     assert [link["link"] for link in links] == [n for n in range(18) if n not in (0, 5)]
 
 
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"])
+def test_nvlinks_that_we_may_not_ask_for_are_unknown(name: str, tmp_path: Path) -> None:
+    """A card without a bridge, and a module whose links are inactive, are known by answers, not by a refusal."""
+    machine = Machine.alone(tmp_path)
+    machine.model.update(name=name, nvlinks="np")
+    found = report(machine)
+    assert "gpu.nvlink.inactive" not in ids(found)
+    assert [gap.why for gap in found.unknown if gap.what.startswith("NVLink state")] == ["not permitted"]
+
+
+def test_a_refused_question_about_the_fabric_is_not_a_gpu_without_one(tmp_path: Path) -> None:
+    """The older call, which this driver has not, must not make "not supported" of it."""
+    machine = Machine.alone(tmp_path)
+    machine.model["fabric_state"] = "np"
+    found = report(machine)
+    assert [gap.why for gap in found.unknown if gap.what == "state of the NVLink fabric"] == ["not permitted"]
+
+
+def test_links_behind_one_that_the_driver_fails_to_tell_are_unknown_not_down(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, gpus=2, nics=0)
+    machine.gpus[1]["nvlinks_failing"] = ",12,"
+    found = report(machine)
+    assert "gpu.nvlink.link-down" not in ids(found)
+    assert any(gap.what.startswith("NVLink state of GPU 1") for gap in found.unknown)
+    machine.gpus[1]["nvlinks_down"] = ",3,"  # this one is known
+    assert ids(report(machine))["gpu.nvlink.link-down"] is Severity.FAIL
+
+
 @pytest.mark.parametrize("code", [21, 26])
 def test_what_a_driver_dropped_is_not_supported(code: int, tmp_path: Path) -> None:
     machine = Machine.alone(tmp_path)
