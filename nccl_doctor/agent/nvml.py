@@ -182,16 +182,21 @@ def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
     system["library"] = asker.ask("library", "nvmlSystemGetNVMLVersion")
     cuda = asker.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
     system["cuda_driver"] = None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
-    system["count"] = asker.ask("count", "nvmlDeviceGetCount")
+    system["count"] = _count(asker)
     report({"system": system})
+    if system["count"] is None:
+        return
     handles: Dict[int, Any] = {}
-    for index in range(system["count"] or 0):
+    for index in range(system["count"]):
         gpu: Dict[str, Any] = {"index": index}
         asker = _Asker(nvml, report, index, gpu)
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             handles[index] = handle
             (_use if use_only else _gpu)(asker, handle)
+        elif "handle" in gpu["not_supported"]:
+            asker.forget("handle")
+            asker._fail("handle", "nvmlDeviceGetHandleByIndex: this GPU was counted, and NVML has none of this index")
         report({"gpu": gpu})
     if not use_only:
         _pairs(nvml, report, handles)
@@ -213,14 +218,28 @@ def _started(nvml: Any, report: Report) -> bool:
     return True
 
 
+def _count(asker: _Asker) -> Optional[int]:
+    """How many GPUs there are; where NVML does not say, it has failed: no GPU is not what it said."""
+    count = asker.ask("count", "nvmlDeviceGetCount")
+    if count is None:
+        refused = "count" in asker.into["not_permitted"]
+        why = asker.into["errors"].get("count", ": not permitted" if refused else ": not supported").partition(": ")[2]
+        failed = {"call": "nvmlDeviceGetCount", "code": _NO_PERMISSION if refused else None, "text": why}
+        asker.report({"failed": failed})
+        return None
+    return int(count)
+
+
 def sample(nvml: Any, report: Report, every_s: float) -> None:
     """Report ``{"samples": [...]}`` every so many seconds, until this process is ended: NVML is started once."""
     if not _started(nvml, report):
         return
     asker = _Asker(nvml, report, None, {})
-    count = asker.ask("count", "nvmlDeviceGetCount")
+    count = _count(asker)
+    if count is None:
+        return
     gpus = []
-    for index in range(count or 0):
+    for index in range(count):
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             # Which GPU has an index changes where one is lost, and NVML is started again.

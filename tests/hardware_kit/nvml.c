@@ -180,7 +180,10 @@ Return nvmlSystemGetCudaDriverVersion_v2(int *into) {
 Return nvmlDeviceGetCount_v2(unsigned *into) {
     char text[64];
     hang("nvmlDeviceGetCount_v2", NULL);
-    *into = find("count", text, sizeof text) ? (unsigned)atoi(text) : 0;
+    *into = 0;
+    if (!find("count", text, sizeof text)) return OK;
+    if (failure(text)) return failure(text);
+    *into = (unsigned)atoi(text);
     return OK;
 }
 Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *into) {

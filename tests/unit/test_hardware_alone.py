@@ -144,6 +144,21 @@ def test_a_refused_question_about_the_fabric_is_not_a_gpu_without_one(tmp_path: 
     assert [gap.why for gap in found.unknown if gap.what == "state of the NVLink fabric"] == ["not permitted"]
 
 
+@pytest.mark.parametrize(("answer", "wanted"), [("err:999", {"gpu.driver.failed"}), ("np", set())])
+def test_gpus_that_nvml_does_not_count_are_not_gone(answer: str, wanted: set[str], tmp_path: Path) -> None:
+    machine = Machine(tmp_path, gpus=2, nics=0)
+    machine.settings["count"] = answer
+    found = report(machine)
+    assert {item.id for item in found.findings if item.severity is Severity.FAIL} == wanted
+    assert any(gap.what == "NVML" and "nvmlDeviceGetCount" in gap.why for gap in found.unknown)
+
+
+def test_a_gpu_that_was_counted_and_is_none_is_lost(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, gpus=2, nics=0)
+    machine.gpus[1]["handle"] = "err:2"  # an index that is invalid: it went between two calls
+    assert ids(report(machine))["gpu.fell-off-bus.lost"] is Severity.FAIL
+
+
 def test_links_behind_one_that_the_driver_fails_to_tell_are_unknown_not_down(tmp_path: Path) -> None:
     machine = Machine(tmp_path, gpus=2, nics=0)
     machine.gpus[1]["nvlinks_failing"] = ",12,"
