@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from nccl_doctor.agent.probing import first_line, listed, owner, path, stat_fields, uptime
+from nccl_doctor.agent.probing import first_line, link, listed, owner, path, stat_fields, uptime
 
 STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
 
@@ -75,15 +75,8 @@ def _state_and_ticks(pid: int) -> Tuple[str, List[str]]:
 
 
 def _gpu_devices(directory: str) -> Set[str]:
-    found = set()
-    for entry in os.listdir(path(directory)):
-        try:
-            target = os.readlink(path(directory + "/" + entry))
-        except OSError:
-            continue
-        if re.match(r"/dev/nvidia\d+$", target):
-            found.add(target)
-    return found
+    targets = {link("%s/%s" % (directory, entry)) for entry in os.listdir(path(directory))}
+    return {target for target in targets if re.match(r"/dev/nvidia\d+$", target)}
 
 
 def _process(pid: int, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:

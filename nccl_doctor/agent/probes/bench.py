@@ -69,7 +69,7 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "hcas": _hcas(),
         **_nvlinks(),
         "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
-        "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
+        "peermem": probing.is_loaded("nvidia_peermem") or probing.is_loaded("nv_peer_mem"),
         "memory": memory.available_memory(),
         "addresses": {item["address"]: item["name"] for item in kernel_addresses()},
         "name_addresses": _resolve(socket.gethostname()),
