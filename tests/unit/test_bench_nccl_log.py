@@ -47,6 +47,11 @@ CHANNELS = [
     ("Channel 04/0 : 1[1] -> 0[0] via P2P/MNNVL", Edge(1, 0, 4, "P2P", "P2P/MNNVL")),
     ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", Edge(0, 1, 0, "SHM", "SHM/direct/direct")),
     ("Channel 00 : 0[0] -> 1[1] via SHM/direct", Edge(0, 1, 0, "SHM", "SHM/direct")),
+    # 2.31: how the receiver makes sure that the data are there
+    (
+        "Channel 00/0 : 4[0] -> 0[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared/flush=c2c",
+        Edge(4, 0, 0, "NET", "NET/IB", "receive", 0, True),
+    ),
     # 2.26+: GPUDirect through the PCI BAR of C2C systems
     (
         "Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/0/GDRDMA(PCI)",
@@ -85,6 +90,11 @@ def test_one_log() -> None:
     assert (log.rings, log.trees, log.nvls, log.coll_channels) == (True, True, True, 16)
     assert log.env == (("NCCL_IB_HCA", "mlx5"), ("NCCL_SOCKET_IFNAME", "eth0"))
     assert log.init_complete
+
+
+def test_ports_with_rail_and_plane() -> None:
+    line = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1:2/IB [2]mlx5_2:1:2:3/IB [3]mlx5_3:1::3/RoCE [RO]; OOB eth0:10.0.0.1<0>"
+    assert read(info(line)).hcas == ("mlx5_0:1/IB", "mlx5_1:1/IB", "mlx5_2:1/IB", "mlx5_3:1/RoCE")
 
 
 def test_nccls_own_network_and_tuner_are_no_plugins() -> None:
