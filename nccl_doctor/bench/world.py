@@ -44,7 +44,8 @@ class Prepared(msgspec.Struct, frozen=True):
     torch: Torch
     gpus: tuple[str, ...] = ()
     gpus_unknown: str = ""  # why it is not known which of the host's GPUs ranks could have
-    busy: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()  # processes on them
+    busy_unknown: str = ""  # why it is not known who uses them
     hcas: tuple[HcaPort, ...] = ()
     nvlinks: int = 0  # active links of the GPU that has the fewest
     nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says

@@ -120,7 +120,9 @@ def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
 def test_busy_gpus_are_not_disturbed() -> None:
     with pytest.raises(fleet.Refused, match=r"(?s)other processes use the GPUs.*b: python 4711 on GPU 0"):
         fleet._not_busy({"a": host("a"), "b": host("b", busy=("python 4711 on GPU 0",))})
-    fleet._not_busy({"a": host("a")})
+    fleet._not_busy({"a": host("a"), "b": host("b", busy_unknown="no nvidia-smi, and no GPU")})
+    with pytest.raises(fleet.Refused, match=r"not known \(--allow-busy .*\n  a: nvidia-smi .*: exit status 17"):
+        fleet._not_busy({"a": host("a", gpus=1, busy_unknown="nvidia-smi --query-compute-apps=pid: exit status 17")})
 
 
 def test_a_host_without_torch_says_which_python_and_how_to_choose_another() -> None:

@@ -59,13 +59,15 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus, unknown = _query("--query-gpu=name", visible)
+    busy, busy_unknown = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible)
     return {
         "host": socket.gethostname(),
         "python": python,
         "torch": found,
         "gpus": gpus,
         "gpus_unknown": unknown,
-        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible)[0],
+        "busy": busy,
+        "busy_unknown": busy_unknown,
         "hcas": _hcas(),
         **_nvlinks(),
         "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
