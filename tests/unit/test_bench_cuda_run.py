@@ -169,7 +169,7 @@ def test_a_device_file_of_a_gpu_is_a_gpu(smi: str | None, tmp_path: Path, monkey
     assert in_job._backend("auto") == ("nccl", "this host has GPUs")
     found = bench.prepare({"python": sys.executable})
     assert found["gpus"] == [] and found["gpus_unknown"].startswith("nvidia-smi --query-gpu=name")
-    assert found["busy_unknown"].startswith("nvidia-smi --query-compute-apps")
+    assert found["busy_unknown"].startswith("nvidia-smi --query-compute-apps") and found["nvlinks"] is None
     (tmp_path / "dev/nvidia5").rename(tmp_path / "dev/nvidiactl")
     assert in_job._backend("auto") == ("gloo", "this host has no GPU")
     assert bench.prepare({"python": sys.executable})["gpus_unknown"] == ""

@@ -300,6 +300,8 @@ def test_the_binding_link_is_named() -> None:
     sockets = Path("nccl", "", True, nccl=nccl_path(transports={"NET/Socket": 16}))
     assert find_ceiling(two, sockets, Results(16), {"a": full, "b": full}) is None
     pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
+    silent = msgspec.structs.replace(pcie, nvlinks=None)  # nvidia-smi does not say whether it has NVLinks
+    assert find_ceiling(ONE_HOST, PROVED, Results(8), {"a": silent}) is None
     slot = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": pcie})
     assert slot is not None and slot.gbs == pytest.approx(15.76) and "PCIe 3.0 x16" in slot.words
     pairs = Results(2, links=(Link(0, 1, 1 << 23, 1.25),), ranks=(RankRecord(0, "a"), RankRecord(1, "b")))

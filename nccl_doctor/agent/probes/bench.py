@@ -115,10 +115,13 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
 
 
 def _nvlinks() -> Dict[str, Any]:
-    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``."""
+    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``.
+
+    None where it does not answer: that is no GPU without NVLinks.
+    """
     result = run_command(["nvidia-smi", "nvlink", "-s"], limit_s=10.0)
     if result.outcome != "ok":
-        return {"nvlinks": 0, "nvlink_gbs": 0.0}
+        return {"nvlinks": None, "nvlink_gbs": 0.0}
     counts: List[int] = []
     rates: List[float] = []
     for line in result.stdout.splitlines():
