@@ -11,6 +11,7 @@ from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory
 from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
+from nccl_doctor.agent.probes.gpu import SMI_LIMIT_S
 from nccl_doctor.agent.probes.infiniband import ports_of
 from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probes.listening import bound
@@ -58,8 +59,17 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
     visible = arguments.get("visible")
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus, unknown = _query("--query-gpu=name", visible)
-    busy, busy_unknown = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible)
+    # At once: where nothing keeps the driver up, each call starts all GPUs anew, and these share one start.
+    (gpus, unknown), (busy, busy_unknown), (pcie, _), nvlinks = probing.in_parallel(
+        [
+            lambda: _query("--query-gpu=name", visible),
+            lambda: _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible),
+            lambda: _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible),
+            _nvlinks,
+        ],
+        lambda ask: ask(),
+        4,
+    )
     return {
         "host": socket.gethostname(),
         "python": python,
@@ -69,8 +79,8 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "busy": busy,
         "busy_unknown": busy_unknown,
         "hcas": _hcas(),
-        **_nvlinks(),
-        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
+        **nvlinks,
+        "pcie": pcie,
         "peermem": probing.is_loaded("nvidia_peermem") or probing.is_loaded("nv_peer_mem"),
         "memory": memory.available_memory(),
         "addresses": {item["address"]: item["name"] for item in kernel_addresses()},
@@ -103,7 +113,7 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
     # A part of a GPU (MIG) is none that nvidia-smi could be asked about.
     chosen = ["-i", visible] if visible is not None and "MIG" not in visible else []
     asked = ["nvidia-smi", *chosen, fields, "--format=csv,noheader"]
-    result = run_command(asked, limit_s=10.0)
+    result = run_command(asked, SMI_LIMIT_S)
     if result.outcome == "ok":
         return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
     there = bool(probing.listed("/proc/driver/nvidia/gpus") or gpu_nodes())
@@ -119,7 +129,7 @@ def _nvlinks() -> Dict[str, Any]:
 
     None where it does not answer: that is no GPU without NVLinks.
     """
-    result = run_command(["nvidia-smi", "nvlink", "-s"], limit_s=10.0)
+    result = run_command(["nvidia-smi", "nvlink", "-s"], SMI_LIMIT_S)
     if result.outcome != "ok":
         return {"nvlinks": None, "nvlink_gbs": 0.0}
     counts: List[int] = []
