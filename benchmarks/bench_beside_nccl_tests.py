@@ -34,7 +34,7 @@ BOUND = 0.03
 # The way both have: torch reduces in place, and gathers out of place.
 MODES = {"allreduce": "in", "allgather": "out", "reducescatter": "out"}
 TIME_COLUMN = {"out": 5, "in": 9}  # of nccl-tests' 13: the time of its two blocks
-ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # NCCL 2.30 and newer want to be told that it is meant
+ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # as tests/gpu/worlds.py
 # Their ranks' NCCL_HOSTID, by whichever launcher it is.
 EACH_ITS_HOST = 'NCCL_HOSTID=rank${PMI_RANK:-$OMPI_COMM_WORLD_RANK} exec "$@"'
 

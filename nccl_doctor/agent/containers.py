@@ -20,7 +20,9 @@ _VARIABLES = (
 )
 
 GVISOR = "gVisor"
-_GVISOR_VERSION = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"  # what every gVisor says of its kernel
+# What every gVisor says of its kernel's build; the release before it was 4.4.0, and is 4.19.0-gvisor since April 2026
+# (google/gvisor, pkg/sentry/kernel/version/version.go, ee08a593a).
+_GVISOR_BUILD = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 _CONTAINER_WORDS = re.compile(r"docker|kubepods|libpod|lxc|containerd|containers/storage|enroot|apptainer|singularity")
 _INITS = ("systemd", "init", "runit", "s6-svscan", "openrc-init", "dinit", "shepherd", "finit", "busybox")
 
@@ -50,7 +52,7 @@ def in_container() -> Optional[str]:
 
 def _signs() -> List[str]:
     """All sure signs. A login by ssh has no variables of its container, and cgroups of version 2 no name of it: then its mounts tell."""
-    signs = [GVISOR] if (first_line("/proc/version") or "").startswith(_GVISOR_VERSION) else []
+    signs = [GVISOR] if _GVISOR_BUILD in (first_line("/proc/version") or "") else []
     signs += [absolute for absolute in _FILES if os.path.exists(path(absolute))]
     signs += ["$" + name for name in _VARIABLES if os.environ.get(name)]
     roots = [line for line in readable("/proc/self/mountinfo", 1 << 20).splitlines() if line.split()[4:5] == ["/"]]

@@ -1,15 +1,19 @@
-"""Processes that hold a GPU's device file open, by /proc alone."""
+"""The GPUs' device files, and the processes that hold one open: by /dev and /proc alone."""
 
-import glob
 import os
 import pwd
 import re
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from nccl_doctor.agent.probing import first_line, owner, path, stat_fields, uptime
+from nccl_doctor.agent.probing import first_line, link, listed, owner, path, stat_fields, uptime
 
 STUCK_READINGS, STUCK_INTERVAL_S = 5, 0.2  # of processes in state D
+
+
+def gpu_nodes() -> List[str]:
+    """``nvidia0`` and the like, one for each GPU: in a container those it was given, by their numbers on the host."""
+    return [name for name in listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
 
 
 def gpu_processes() -> Dict[str, Any]:
@@ -21,7 +25,8 @@ def gpu_processes() -> Dict[str, Any]:
     """
     found = []
     hidden = seen = 0 if os.path.isdir(path("/proc/1")) else 1  # hidepid: others' processes are not even listed
-    if not glob.glob(path("/dev/nvidia[0-9]*")):
+    nodes = gpu_nodes()
+    if not nodes:
         return {"gpu_devices": 0, "processes": [], "not_permitted": 0, "processes_seen": 0}
     own = {os.getpid(), os.getppid()}
     up_s = uptime()
@@ -45,7 +50,7 @@ def gpu_processes() -> Dict[str, Any]:
     _read_again([process for process in found if process["state"] == "D"])
     found = [process for process in found if process["state"] and process["parent"] != os.getpid()]
     return {
-        "gpu_devices": len(glob.glob(path("/dev/nvidia[0-9]*"))),
+        "gpu_devices": len(nodes),
         "processes": sorted(found, key=lambda process: process["pid"])[:200],
         "not_permitted": hidden,
         "processes_seen": seen,
@@ -70,15 +75,8 @@ def _state_and_ticks(pid: int) -> Tuple[str, List[str]]:
 
 
 def _gpu_devices(directory: str) -> Set[str]:
-    found = set()
-    for entry in os.listdir(path(directory)):
-        try:
-            target = os.readlink(path(directory + "/" + entry))
-        except OSError:
-            continue
-        if re.match(r"/dev/nvidia\d+$", target):
-            found.add(target)
-    return found
+    targets = {link("%s/%s" % (directory, entry)) for entry in os.listdir(path(directory))}
+    return {target for target in targets if re.match(r"/dev/nvidia\d+$", target)}
 
 
 def _process(pid: int, devices: List[str], uptime_s: Optional[float]) -> Dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 Report = Callable[[Any], None]
 
-# Field, call, arguments: the call's answer is the value, text decoded and power in watts.
+# Field, call, arguments: the call's answer is the value, text decoded and power in watts. Of two calls the second is asked
+# where there is no first: CUDA 14 drops nvmlDeviceGetTemperature and ...ThrottleReasons (nvml.h of CUDA 13), and ...V and
+# ...EventReasons are not in all drivers that are in use.
 _SIMPLE = (
     ("uuid", "nvmlDeviceGetUUID", ()),
     ("name", "nvmlDeviceGetName", ()),
@@ -27,7 +29,7 @@ _SIMPLE = (
     ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", ()),
     ("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", ()),
     ("pcie_replays", "nvmlDeviceGetPcieReplayCounter", ()),
-    ("temperature_c", "nvmlDeviceGetTemperature", (0,)),
+    ("temperature_c", "nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV", (0,)),
     ("temperature_shutdown_c", "nvmlDeviceGetTemperatureThreshold", (0,)),
     ("temperature_slowdown_c", "nvmlDeviceGetTemperatureThreshold", (1,)),
     ("temperature_memory_max_c", "nvmlDeviceGetTemperatureThreshold", (2,)),
@@ -42,6 +44,7 @@ _SIMPLE = (
     ("clock_sm_max_mhz", "nvmlDeviceGetMaxClockInfo", (1,)),
     ("clock_memory_max_mhz", "nvmlDeviceGetMaxClockInfo", (2,)),
     ("clock_sm_application_mhz", "nvmlDeviceGetApplicationsClock", (1,)),
+    ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", ()),
     ("performance_state", "nvmlDeviceGetPerformanceState", ()),
     ("persistence_mode", "nvmlDeviceGetPersistenceMode", ()),
     ("compute_mode", "nvmlDeviceGetComputeMode", ()),
@@ -81,8 +84,6 @@ _FABRIC_MISTAKES = {
 _REMOTE_TYPES = {0: "gpu", 1: "ibmnpu", 2: "switch", 255: "unknown"}
 _P2P_STATUS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# The same answer under its new name (R535) and its old one, which CUDA 14 drops.
-_THROTTLE_CALLS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 # NVML's return codes that mean "this driver or this GPU has no such thing": invalid argument (an enumerator that it does
 # not know: our handles are good), not supported, function not found, no data, ECC not supported on a vGPU, a
 # structure's version that the driver does not know, deprecated.
@@ -95,6 +96,7 @@ _SAMPLED = (
     "power_w",
     "power_limit_w",
     "clock_sm_mhz",
+    "throttle_reasons",
     "pcie_replays",
     "ecc_uncorrected_volatile",
 )
@@ -180,16 +182,21 @@ def collect(nvml: Any, report: Report, use_only: bool = False) -> None:
     system["library"] = asker.ask("library", "nvmlSystemGetNVMLVersion")
     cuda = asker.ask("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
     system["cuda_driver"] = None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10)
-    system["count"] = asker.ask("count", "nvmlDeviceGetCount")
+    system["count"] = _count(asker)
     report({"system": system})
+    if system["count"] is None:
+        return
     handles: Dict[int, Any] = {}
-    for index in range(system["count"] or 0):
+    for index in range(system["count"]):
         gpu: Dict[str, Any] = {"index": index}
         asker = _Asker(nvml, report, index, gpu)
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             handles[index] = handle
             (_use if use_only else _gpu)(asker, handle)
+        elif "handle" in gpu["not_supported"]:
+            asker.forget("handle")
+            asker._fail("handle", "nvmlDeviceGetHandleByIndex: this GPU was counted, and NVML has none of this index")
         report({"gpu": gpu})
     if not use_only:
         _pairs(nvml, report, handles)
@@ -211,14 +218,28 @@ def _started(nvml: Any, report: Report) -> bool:
     return True
 
 
+def _count(asker: _Asker) -> Optional[int]:
+    """How many GPUs there are; where NVML does not say, it has failed: no GPU is not what it said."""
+    count = asker.ask("count", "nvmlDeviceGetCount")
+    if count is None:
+        refused = "count" in asker.into["not_permitted"]
+        why = asker.into["errors"].get("count", ": not permitted" if refused else ": not supported").partition(": ")[2]
+        failed = {"call": "nvmlDeviceGetCount", "code": _NO_PERMISSION if refused else None, "text": why}
+        asker.report({"failed": failed})
+        return None
+    return int(count)
+
+
 def sample(nvml: Any, report: Report, every_s: float) -> None:
     """Report ``{"samples": [...]}`` every so many seconds, until this process is ended: NVML is started once."""
     if not _started(nvml, report):
         return
     asker = _Asker(nvml, report, None, {})
-    count = asker.ask("count", "nvmlDeviceGetCount")
+    count = _count(asker)
+    if count is None:
+        return
     gpus = []
-    for index in range(count or 0):
+    for index in range(count):
         handle = asker.ask("handle", "nvmlDeviceGetHandleByIndex", index)
         if handle is not None:
             # Which GPU has an index changes where one is lost, and NVML is started again.
@@ -235,7 +256,6 @@ def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any
     asker = _Asker(nvml, report, index, {})
     gpu = _simple(asker, handle, _SAMPLED)
     gpu["utilization_percent"] = _utilization(asker, handle)
-    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     _memory(asker, handle, gpu)
     call = "nvmlDeviceGetFieldValues"
     for value in asker.ask(" ".join(_SAMPLED_FIELDS.values()), call, handle, list(_SAMPLED_FIELDS)) or ():
@@ -265,8 +285,8 @@ def _text(value: Any) -> str:
 def _simple(asker: _Asker, handle: Any, wanted: Optional[Sequence[str]] = None) -> Dict[str, Any]:
     """What the simple calls answer: of the fields that are wanted, or of all."""
     told = {
-        field: asker.ask(field, call, handle, *arguments)
-        for field, call, arguments in _SIMPLE
+        field: asker.ask_any(field, calls.split(), handle, *arguments)
+        for field, calls, arguments in _SIMPLE
         if wanted is None or field in wanted
     }
     for field in _MILLIWATTS:
@@ -285,7 +305,6 @@ def _gpu(asker: _Asker, handle: Any) -> None:
     gpu = asker.into
     _address(asker, handle)
     gpu.update(_simple(asker, handle))
-    gpu["throttle_reasons"] = asker.ask_any("throttle_reasons", _THROTTLE_CALLS, handle)
     for field in ("slowdown", "shutdown", "memory_max"):
         if (gpu["temperature_%s_c" % field] or 0) > _HOTTEST_C:
             gpu["temperature_%s_c" % field] = None
@@ -371,7 +390,9 @@ def _fabric(asker: _Asker, handle: Any) -> None:
         info = kind()
         asker.forget("fabric")
         if asker.ask("fabric", call, handle, ctypes.byref(info)) is None:
-            continue
+            if "fabric" in gpu["not_supported"]:
+                continue
+            return  # a refusal stands, whatever the older call would say
         mask = getattr(info, "healthMask", None)
         state = int(info.state) & 0xFF  # one byte in the driver, four in pynvml
         gpu["fabric"] = {
@@ -405,15 +426,18 @@ def _field_values(asker: _Asker, handle: Any) -> None:
 
 
 def _nvlinks(asker: _Asker, handle: Any) -> Optional[List[Dict[str, Any]]]:
-    """The GPU's NVLinks by number; an empty list where the driver knows none of them, None where it fails to say."""
+    """The GPU's NVLinks by number; an empty list where the driver knows none of them, None where it does not say.
+
+    Those before the first of which it does not say (``errors`` has why) are kept.
+    """
     scratch: Dict[str, Any] = {}
     probe = _Asker(asker.nvml, asker.report, asker.gpu, scratch)
     links: List[Dict[str, Any]] = []
     for link in range(asker.nvml.NVML_NVLINK_MAX_LINKS):
         state = probe.ask("state", "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
-            if "state" in scratch["errors"]:
-                asker.into["errors"]["nvlinks"] = scratch["errors"]["state"]
+            if "state" in scratch["errors"] or "state" in scratch["not_permitted"]:
+                asker._fail("nvlinks", scratch["errors"].get("state", "not permitted"))
                 return links or None
             probe.forget("state")
             continue  # no such link: numbers may have gaps (H800, A800)

@@ -129,6 +129,11 @@ def link_name(absolute: str) -> str:
     return os.path.basename(link(absolute))
 
 
+def is_loaded(module: str) -> bool:
+    """Whether a kernel module is there, loaded or built in."""
+    return os.path.isdir(path("/sys/module/" + module))
+
+
 def owner(pid: int) -> Optional[int]:
     """The user id of a process; None where it has ended."""
     found = re.search(r"^Uid:\s+(\d+)", readable("/proc/%d/status" % pid), re.M)

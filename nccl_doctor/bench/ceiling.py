@@ -64,7 +64,9 @@ def _nvidia(world: World, path: Path, prepared: Mapping[str, Prepared]) -> Ceili
 
 
 def _intra(hosts: list[Prepared]) -> Ceiling | None:
-    least = min(hosts, key=lambda host: host.nvlinks * host.nvlink_gbs)
+    if any(host.nvlinks is None for host in hosts):
+        return None  # whether these bind, or PCIe, is not known
+    least = min(hosts, key=lambda host: (host.nvlinks or 0) * host.nvlink_gbs)
     if least.nvlinks and least.nvlink_gbs:
         gbs = least.nvlinks * least.nvlink_gbs
         return Ceiling(

@@ -178,6 +178,12 @@ def _not_busy(prepared: dict[str, Prepared]) -> None:
             "other processes use the GPUs; a benchmark would disturb them and measure nothing of worth "
             "(--allow-busy if you know better):\n  " + "\n  ".join(busy[:16])
         )
+    unknown = [f"{name}: {host.busy_unknown}" for name, host in prepared.items() if host.gpus and host.busy_unknown]
+    if unknown:
+        raise Refused(
+            "whether other processes use the GPUs is not known (--allow-busy measures all the same):\n  "
+            + "\n  ".join(unknown[:16])
+        )
 
 
 def _differences(prepared: dict[str, Prepared]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from nccl_doctor.agent.collective import launch, ranks
+from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.bench.model import BenchPlan, Collector, RankRecord
 from nccl_doctor.bench.outcome import INTERRUPTED, Asked, Outcome, conclude
 from nccl_doctor.bench.world import Prepared, Share, World
@@ -164,7 +165,7 @@ class _End:
 def _backend(wanted: str) -> tuple[str, str]:
     if wanted != "auto":
         return wanted, "asked for"
-    gpu = Path("/proc/driver/nvidia/gpus").is_dir() or Path("/dev/nvidia0").exists()
+    gpu = Path("/proc/driver/nvidia/gpus").is_dir() or gpu_nodes()  # in a sandbox (gVisor) only the latter are there
     return ("nccl", "this host has GPUs") if gpu else ("gloo", "this host has no GPU")
 
 

@@ -60,14 +60,16 @@ _CHANNEL = re.compile(
 )
 _OF_COMM = re.compile(r" comm 0x[0-9a-f]{1,16} nRanks \d{1,6}\s*\Z")  # printed by some 2.1x builds
 _COLLNET = re.compile(r"CollNet (\d{1,3})(?:/\d{1,3})? : (\d{1,6}) \[(send|receive)\] via COLLNET/(.{1,200})\Z")
-_NET = re.compile(r"NET/(.{1,80}?)/(\d{1,3})(\(\d{1,6}\))?((?:/[A-Za-z()]{1,20})*)\Z")
+_NET = re.compile(r"NET/(.{1,80}?)/(\d{1,3})(\(\d{1,6}\))?((?:/[A-Za-z][A-Za-z0-9()=_-]{0,30})*)\Z")
 _RING_ORDER = re.compile(r"(?:Channel|Ring) \d{1,3}(?:/\d{1,3})? :(?:\s+\d{1,6})+\s*\Z")
-_HCA = re.compile(r"\[\d{1,3}\]([A-Za-z0-9_.+-]{1,64}):(\d{1,3})(?::[0-9-]{1,6}){0,2}/(IB|RoCE)")
+# Behind the port stand rail and plane, where they are known: mlx5_0:1:2:3, or mlx5_0:1::3 (2.30).
+_HCA = re.compile(r"\[\d{1,3}\]([A-Za-z0-9_.+-]{1,64}):(\d{1,3})(?::[0-9-]{0,6}){0,2}/(IB|RoCE)")
 _INTERFACE = re.compile(r"(?:\[\d{1,3}\])?([^\s:\[\]]{1,32}):([0-9A-Fa-f.:%\w]{2,64})<\d{1,5}>")
 _CHANNELS = re.compile(
     r"(\d{1,4}) coll channels, (?:\d{1,4} collnet channels, )?(?:\d{1,4} nvls channels, )?\d{1,4} p2p channels"
 )
-_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank \d{1,6} nranks \d{1,6}\b.{0,200}?(?:- )?(?:Init )?COMPLETE")
+# Not "- Abort COMPLETE" nor "- Destroy COMPLETE", which an initialisation that failed may end in (NCCL 2.14 and newer).
+_COMPLETE = re.compile(r"comm 0x[0-9a-fA-F]{1,16} rank \d{1,6} nranks \d{1,6}\b.{0,200}?- Init COMPLETE")
 _SET = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (.{0,200}?)\.?\Z")
 _NETWORK = re.compile(r"Using (?:internal N|n)etwork (.{1,80}?)\s*\Z")
 _PLUGIN = re.compile(

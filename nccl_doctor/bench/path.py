@@ -45,7 +45,6 @@ def _nccl(world: World, facts: Mapping[str, Collectives]) -> Path:
     logs = {end.rank: nccl_log.read(end.output) for fact in facts.values() for end in fact.ranks}
     cut = [end.rank for fact in facts.values() for end in fact.ranks if end.output_cut]
     host_of = {share.first_rank + rank: share.name for share in world.shares for rank in range(share.ranks)}
-    # A log whose middle was left out still has NCCL's start in its head, unless connections are missing.
     path = nccl_log.combine(logs, host_of, world.size, cut)
     return Path("nccl", path.words, path.proved, path.incomplete, nccl=path)
 

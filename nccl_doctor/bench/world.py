@@ -19,9 +19,6 @@ class Torch(msgspec.Struct, frozen=True):
 
     torch: str = ""
     cuda: str = ""
-    path: str = ""
-    python: str = ""
-    executable: str = ""
     error: str = ""
 
 
@@ -32,7 +29,6 @@ class HcaPort(msgspec.Struct, frozen=True):
     port: int
     state: str = ""
     rate_gbps: float = 0.0
-    link_layer: str = ""
 
     @property
     def active(self) -> bool:
@@ -48,14 +44,14 @@ class Prepared(msgspec.Struct, frozen=True):
     torch: Torch
     gpus: tuple[str, ...] = ()
     gpus_unknown: str = ""  # why it is not known which of the host's GPUs ranks could have
-    busy: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()  # processes on them
+    busy_unknown: str = ""  # why it is not known who uses them
     hcas: tuple[HcaPort, ...] = ()
-    nvlinks: int = 0  # active links of the GPU that has the fewest
+    nvlinks: int | None = 0  # active links of the GPU that has the fewest; None: not known
     nvlink_gbs: float = 0.0  # of one link and direction, GB/s, as the driver says
     pcie: tuple[str, ...] = ()  # "generation, width" per GPU, at their best
     peermem: bool = False
     memory: int | None = None  # bytes that are free; None: not known
-    processors: int = 1
     addresses: dict[str, str] = {}
     name_addresses: tuple[str, ...] = ()
     route_source: str = ""

@@ -46,7 +46,9 @@ def nvlinks(host: Host, plan: Plan) -> Iterator[Finding]:
             untold = untold or MissingFact(
                 what, "none is up on any GPU here, and how many should be depends on the board"
             )
-        if active < expected:
+        if active < expected and active == len(gpu.nvlinks) and "nvlinks" in gpu.errors:
+            untold = untold or MissingFact(what, gpu.errors["nvlinks"])  # of the others nothing is known
+        elif active < expected:
             yield _links_down(host, gpu, active, expected)
         yield from _link_errors(host, gpu)
     if untold:

@@ -10,6 +10,7 @@ from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_tools import ToolTextError, parse_ibv_devinfo
 from nccl_doctor.facts.infiniband_witness import SYSFS, all_told, disagreements
 from nccl_doctor.facts.model import Plan
+from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
 from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
@@ -72,15 +73,23 @@ def _no_driver(host: Host, fact: InfinibandFact) -> Finding:
         raise SkipRule(NO_DEVICE)
     module = (capable[0].driver or ("efa" if capable[0].vendor == AWS else "mlx5_core")).replace("_core", "_ib")
     ethernet = all((nic.kind or "").startswith(ETHERNET_CLASS) and nic not in cards for nic in capable)
+    topology = host.want(TopologyFact)
+    loaded = topology is not None and bool(topology.modules.get(module))
     return host.finding(
         "ib.device-not-found.no-driver",
         Severity.INFO if ethernet else Severity.WARN,
-        f"{len(capable)} RDMA-capable NICs, but no RDMA device: the RDMA driver is not loaded",
+        f"{len(capable)} RDMA-capable NICs, but no RDMA device: "
+        + (f"{module} is loaded, so they are elsewhere or off" if loaded else "the RDMA driver is not loaded"),
         [
             (f"{nic.bus_id} {nic.vendor}:{nic.device} driver {nic.driver or 'none'}", "/sys/bus/pci")
             for nic in capable[:4]
         ],
         Fix(
+            "a container sees its own network namespace's alone; else see whether RDMA is switched off for them",
+            "rdma system show; rdma link show; sudo devlink dev param show | grep -A2 enable_roce",
+        )
+        if loaded
+        else Fix(
             "load it, if this host has an RDMA network",
             f"sudo modprobe -a {shell_word(module)} ib_uverbs && ls /sys/class/infiniband",
         ),

@@ -55,7 +55,9 @@ def cuda_build(host: Host, plan: Plan) -> Iterator[Finding]:
         f"torch {torch.version} is a {kind} build on a host with {_gpus(software)}: it has no NCCL",
         [
             (f"torch {torch.version}, cuda = {torch.cuda or 'None'}", f"{torch.path}/version.py"),
-            (f"NVIDIA GPUs at {', '.join(software.driver.pci_gpus[:8]) or 'driver'}", "PCI bus"),
+            (f"NVIDIA GPUs at {', '.join(software.driver.pci_gpus[:8])}", "PCI bus")
+            if software.driver.pci_gpus
+            else (f"the driver serves {_gpus(software)}", "/proc/driver/nvidia, /dev"),
         ],
         Fix(
             "install a CUDA build into this Python (choose the command for your CUDA version on pytorch.org)",
@@ -85,12 +87,10 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
     if not software.has_gpu:
         raise SkipRule(NO_GPU)
     found = software.driver
-    if "gpu" in plan.stages:
-        # that stage asks the driver itself, and names one that is not loaded or does not match its libraries
-        if not found.version:
-            raise MissingFact("driver version", "/proc/driver/nvidia/version tells none")
-        yield from _too_old(host, software)
-        return
+    # The gpu stage asks the driver itself, and names one that is not loaded or does not match its libraries.
+    asked = "gpu" in plan.stages
+    if not found.version and (asked or found.gpus):
+        raise MissingFact("driver version", "/proc/driver/nvidia/version tells none")
     if not found.version:
         yield host.finding(
             "gpu.driver.not-loaded",
@@ -102,7 +102,8 @@ def driver(host: Host, plan: Plan) -> Iterator[Finding]:
             explains=("collectives",),
         )
         return
-    yield from _library_mismatch(host, software)
+    if not asked:
+        yield from _library_mismatch(host, software)
     yield from _too_old(host, software)
 
 

@@ -86,9 +86,13 @@ def usable_memory(system: System) -> int:
 
 
 def gpu_count(host: Host) -> int:
-    """How many NVIDIA GPUs are on the bus, or where that was not asked, have a device file."""
+    """How many NVIDIA GPUs have a device file, or where none has one, are on the bus.
+
+    A container has the device files of its own GPUs, and shows the bus of all that its host has.
+    """
     software = host.want(Software)
-    return len(software.driver.pci_gpus) if software else host.need(System).gpu_processes.gpu_devices
+    given = host.need(System).gpu_processes.gpu_devices
+    return given or (len(software.driver.pci_gpus) if software else 0)
 
 
 def _cgroup_memory(host: Host, group: Cgroup) -> Iterator[Finding]:

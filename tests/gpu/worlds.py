@@ -29,7 +29,8 @@ from nccl_doctor.facts.redaction import redact_text
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = os.environ.get("NCCL_DOCTOR_REHEARSAL", "nccl")  # gloo: try these tests' own code where there is no GPU
-# NCCL 2.30 and newer compare the GPUs' ids whatever the hosts are called, and want to be told that it is meant.
+# Up to 2.30.7 (init.cc) NCCL compares the GPUs of ranks on one host only, and those of a NCCL_HOSTID each are on several. A
+# release that compares all of them would want to be told that it is meant, as 2.30 lets one on one host.
 ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 Events = Callable[[dict[str, Any]], None]
 

@@ -42,6 +42,8 @@ typedef struct {
 
 typedef struct { unsigned version; int margin; } Margin;
 
+typedef struct { unsigned version, sensor; int temperature; } Temperature;
+
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } Sram;
 
 static char *settings;
@@ -178,7 +180,10 @@ Return nvmlSystemGetCudaDriverVersion_v2(int *into) {
 Return nvmlDeviceGetCount_v2(unsigned *into) {
     char text[64];
     hang("nvmlDeviceGetCount_v2", NULL);
-    *into = find("count", text, sizeof text) ? (unsigned)atoi(text) : 0;
+    *into = 0;
+    if (!find("count", text, sizeof text)) return OK;
+    if (failure(text)) return failure(text);
+    *into = (unsigned)atoi(text);
     return OK;
 }
 Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *into) {
@@ -323,6 +328,7 @@ Return nvmlDeviceGetNvLinkState(Device d, unsigned link, unsigned *into) {
     if ((int)link >= count) return INVALID;
     snprintf(one, sizeof one, ",%u,", link);
     if (get(d, "nvlinks_absent", text, sizeof text) && strstr(text, one)) return NOT_SUPPORTED; /* a gap */
+    if (get(d, "nvlinks_failing", text, sizeof text) && strstr(text, one)) return 999;
     *into = !(get(d, "nvlinks_down", text, sizeof text) && strstr(text, one)); /* ",3,7," */
     return OK;
 }
@@ -370,6 +376,15 @@ Return nvmlDeviceGetGraphicsRunningProcesses_v3(Device d, unsigned *count, Proce
 Return nvmlDeviceGetComputeRunningProcesses_v2(Device d, unsigned *count, Process *into) {
     return processes(d, "processes_v2", count, into);
 }
+/* Only where "temperature_v" is told: most drivers have it beside the older call, and both answer the same. */
+Return nvmlDeviceGetTemperatureV(Device d, Temperature *into) {
+    unsigned long long value;
+    Return bad = number(d, "temperature_v", &value);
+    hang("nvmlDeviceGetTemperatureV", d);
+    if (!bad) into->temperature = (int)value;
+    return bad;
+}
+
 Return nvmlDeviceGetMarginTemperature(Device d, Margin *into) {
     unsigned long long value;
     Return bad = number(d, "temperature_margin", &value);

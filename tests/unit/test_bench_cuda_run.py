@@ -21,6 +21,7 @@ from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch
 from nccl_doctor.agent.collective.operations import OPERATIONS
 from nccl_doctor.agent.probes import bench
+from nccl_doctor.bench import in_job
 from nccl_doctor.bench.model import Collector, Results
 from nccl_doctor.bench.world import CannotRun, Prepared, choose_backend
 from tests.ports import free_port
@@ -151,6 +152,52 @@ def test_gpus_that_nvidia_smi_does_not_tell_are_unknown_where_there_are_some(
     else:
         assert choose_backend({"gpu01": host}, "auto") == ("gloo", "no host has a GPU")
     assert choose_backend({"gpu01": host}, "gloo") == ("gloo", "asked for")
+
+
+def test_nvidia_smi_is_asked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without persistence mode each call starts all GPUs anew, which takes seconds: none waits for the one before."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"""#!/bin/sh
+touch {tmp_path}/asked.$$
+for turn in $(seq 200); do
+  [ "$(ls {tmp_path} | grep -c asked)" = 4 ] && break
+  sleep 0.05
+done
+[ "$turn" -lt 200 ] || exit 1
+case "$*" in
+  *compute-apps*) ;;
+  *gpu=name*) echo "NVIDIA H100 80GB HBM3" ;;
+  *pcie*) echo "5, 16" ;;
+  *nvlink*) printf 'GPU 0: NVIDIA H100\\n\\t Link 0: 26.562 GB/s\\n\\t Link 1: <inactive>\\n' ;;
+esac
+""")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = bench.prepare({"python": sys.executable})
+    assert (found["gpus"], found["busy"], found["pcie"]) == (["NVIDIA H100 80GB HBM3"], [], ["5, 16"])
+    assert (found["nvlinks"], found["nvlink_gbs"], found["gpus_unknown"]) == (1, 26.562, "")
+
+
+@pytest.mark.parametrize("smi", [None, "#!/bin/sh\nexit 9\n"], ids=["no nvidia-smi", "a failing one"])
+def test_a_device_file_of_a_gpu_is_a_gpu(smi: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod has its GPU under the number that it has on the host; a sandbox shows neither /proc/driver nor the bus."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia5").touch()
+    (tmp_path / "bin").mkdir()
+    if smi:
+        (tmp_path / "bin/nvidia-smi").write_text(smi)
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin") + (":/usr/bin:/bin" if smi else ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert in_job._backend("auto") == ("nccl", "this host has GPUs")
+    found = bench.prepare({"python": sys.executable})
+    assert found["gpus"] == [] and found["gpus_unknown"].startswith("nvidia-smi --query-gpu=name")
+    assert found["busy_unknown"].startswith("nvidia-smi --query-compute-apps") and found["nvlinks"] is None
+    (tmp_path / "dev/nvidia5").rename(tmp_path / "dev/nvidiactl")
+    assert in_job._backend("auto") == ("gloo", "this host has no GPU")
+    assert bench.prepare({"python": sys.executable})["gpus_unknown"] == ""
 
 
 def test_graphs_and_both_lacks_of_memory() -> None:

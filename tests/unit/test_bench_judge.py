@@ -31,8 +31,8 @@ from nccl_doctor.report.bench_console import head
 from nccl_doctor.report.bench_formats import csv_text, fixed, nccl_tests
 from nccl_doctor.report.bench_plot import html, svg
 
-CUDA = Torch("2.8.0+cu128", "12.8", python="3.11.7")
-CPU = Torch("2.13.0+cpu", python="3.11.7")
+CUDA = Torch("2.8.0+cu128", "12.8")
+CPU = Torch("2.13.0+cpu")
 
 
 def host(name: str = "h", gpus: int = 0, torch: Torch = CPU, **values: Any) -> Prepared:
@@ -120,7 +120,9 @@ def test_too_many_ranks_and_a_taken_port_are_refused() -> None:
 def test_busy_gpus_are_not_disturbed() -> None:
     with pytest.raises(fleet.Refused, match=r"(?s)other processes use the GPUs.*b: python 4711 on GPU 0"):
         fleet._not_busy({"a": host("a"), "b": host("b", busy=("python 4711 on GPU 0",))})
-    fleet._not_busy({"a": host("a")})
+    fleet._not_busy({"a": host("a"), "b": host("b", busy_unknown="no nvidia-smi, and no GPU")})
+    with pytest.raises(fleet.Refused, match=r"not known \(--allow-busy .*\n  a: nvidia-smi .*: exit status 17"):
+        fleet._not_busy({"a": host("a", gpus=1, busy_unknown="nvidia-smi --query-compute-apps=pid: exit status 17")})
 
 
 def test_a_host_without_torch_says_which_python_and_how_to_choose_another() -> None:
@@ -287,7 +289,7 @@ def test_every_published_number_has_a_source_and_a_date() -> None:
 
 
 def test_the_binding_link_is_named() -> None:
-    rails = tuple(HcaPort(f"mlx5_{n}", 1, "4: ACTIVE", 400.0, "InfiniBand") for n in range(8))
+    rails = tuple(HcaPort(f"mlx5_{n}", 1, "4: ACTIVE", 400.0) for n in range(8))
     full = host(gpus=8, torch=CUDA, hcas=rails, nvlinks=18, nvlink_gbs=26.562)
     two = World("nccl", "", (Share("a", 0, 8), Share("b", 8, 8)), "a", "10.0.0.1", 1)
     ib = Path("nccl", "", True, nccl=nccl_path(transports={"NET/IB": 16, "P2P/CUMEM": 16}))
@@ -298,6 +300,8 @@ def test_the_binding_link_is_named() -> None:
     sockets = Path("nccl", "", True, nccl=nccl_path(transports={"NET/Socket": 16}))
     assert find_ceiling(two, sockets, Results(16), {"a": full, "b": full}) is None
     pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
+    silent = msgspec.structs.replace(pcie, nvlinks=None)  # nvidia-smi does not say whether it has NVLinks
+    assert find_ceiling(ONE_HOST, PROVED, Results(8), {"a": silent}) is None
     slot = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": pcie})
     assert slot is not None and slot.gbs == pytest.approx(15.76) and "PCIe 3.0 x16" in slot.words
     pairs = Results(2, links=(Link(0, 1, 1 << 23, 1.25),), ranks=(RankRecord(0, "a"), RankRecord(1, "b")))

@@ -47,6 +47,11 @@ CHANNELS = [
     ("Channel 04/0 : 1[1] -> 0[0] via P2P/MNNVL", Edge(1, 0, 4, "P2P", "P2P/MNNVL")),
     ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", Edge(0, 1, 0, "SHM", "SHM/direct/direct")),
     ("Channel 00 : 0[0] -> 1[1] via SHM/direct", Edge(0, 1, 0, "SHM", "SHM/direct")),
+    # 2.31: how the receiver makes sure that the data are there
+    (
+        "Channel 00/0 : 4[0] -> 0[0] [receive] via NET/IB/0/GDRDMA(PCI)/Shared/flush=c2c",
+        Edge(4, 0, 0, "NET", "NET/IB", "receive", 0, True),
+    ),
     # 2.26+: GPUDirect through the PCI BAR of C2C systems
     (
         "Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/0/GDRDMA(PCI)",
@@ -87,6 +92,11 @@ def test_one_log() -> None:
     assert log.init_complete
 
 
+def test_ports_with_rail_and_plane() -> None:
+    line = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1:2/IB [2]mlx5_2:1:2:3/IB [3]mlx5_3:1::3/RoCE [RO]; OOB eth0:10.0.0.1<0>"
+    assert read(info(line)).hcas == ("mlx5_0:1/IB", "mlx5_1:1/IB", "mlx5_2:1/IB", "mlx5_3:1/RoCE")
+
+
 def test_nccls_own_network_and_tuner_are_no_plugins() -> None:
     log = read(info("NET/Plugin: Using internal network plugin.", "TUNER/Plugin: Using internal tuner plugin."))
     assert (log.net_plugin, log.tuner) == ("", "")
@@ -103,6 +113,14 @@ def test_nccls_own_network_and_tuner_are_no_plugins() -> None:
 def test_init_complete_of_every_version(line: str) -> None:
     assert read(info(line)).init_complete
     assert not read(info(line.replace("COMPLETE", "START"))).init_complete
+
+
+@pytest.mark.parametrize("end", ["Abort", "Destroy"])
+def test_the_end_of_a_communicator_is_no_initialisation(end: str) -> None:
+    """NCCL says so of one whose initialisation failed, too: a rank that got no further has proved no path."""
+    log = info(f"comm 0x7f00 rank 0 nranks 1 cudaDev 0 busId 1b000 - {end} COMPLETE")
+    assert not read(log).init_complete
+    assert combine({0: read(log)}, hosts(1), 1).incomplete == ("no complete init in the NCCL log of rank 0",)
 
 
 def test_the_bare_version_line_and_foreign_lines() -> None:

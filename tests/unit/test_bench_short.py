@@ -16,7 +16,7 @@ from nccl_doctor.bench.world import Share, World
 from nccl_doctor.facts.model import Outcome, ProbeResult
 
 PREPARED: dict[str, Any] = {
-    "host": "h", "python": "/opt/python", "torch": {"torch": "2.8.0", "executable": "/opt/python"},
+    "host": "h", "python": "/opt/python", "torch": {"torch": "2.8.0"},
     "addresses": {"10.0.0.1": "eth0"}, "name_addresses": ["10.0.0.1"], "port": 29500,
 }  # fmt: skip
 RANK = {"rank": 0, "finished": True, "exit": 0, "output": "x" * 100000, "output_cut": 0}

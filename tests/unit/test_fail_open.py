@@ -121,6 +121,9 @@ ALWAYS_SENT = {
     ("job: processes.*.readings.*.dumps_core", "job_processes.gone"),
     ("job: processes.*.readings.*.frozen", "job_processes.stopped"),
     ("system: cgroup.oom_kills", "system.memory"),
+    ("system: gpu_processes.gpu_devices", "network_limits.listening_queue"),  # the bus then tells how many there are
+    ("system: gpu_processes.gpu_devices", "system.cpus"),
+    ("system: gpu_processes.gpu_devices", "system.memory"),
     ("system: gpu_processes.processes", "system.gpu_holders"),
     ("topology: iommu", "gpu_p2p.iommu"),
     ("topology: iommu.types", "gpu_p2p.iommu"),

@@ -224,11 +224,19 @@ def rdma(facts: Facts, **values: Any) -> Facts:
 )
 def test_nics_without_an_rdma_device(nic: dict[str, Any], wanted: dict[str, str], healthy: Facts) -> None:
     told = {"bus_id": "0000:71:00.0", "vendor": "0x15b3", "device": "0x101f", **nic}
-    seen = found(rdma(healthy, devices=[], uverbs=[], uverbs_expected=[], pci_rdma=[told]))
+    bare = rdma(healthy, devices=[], uverbs=[], uverbs_expected=[], pci_rdma=[told])
+    modules = bare["topology"]["data"]["modules"]
+    modules["mlx5_ib"] = False
+    seen = found(bare)
     assert grades(seen) == wanted
     for item in seen.values():
         module = "efa" if "vendor" in nic else "mlx4_ib" if nic["driver"] == "mlx4_core" else "mlx5_ib"
+        assert item.title.endswith("the RDMA driver is not loaded")
         assert f"modprobe -a {module} ib_uverbs" in item.fixes[0].command
+        modules[module] = True  # a pod whose RDMA devices are in its host's network namespace
+        (there,) = found(bare).values()
+        assert f"{module} is loaded" in there.title and "modprobe" not in there.fixes[0].command
+        assert there.severity is item.severity
 
 
 def test_a_pod_with_one_nic_of_eight(healthy: Facts) -> None:

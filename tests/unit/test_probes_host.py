@@ -576,6 +576,11 @@ def test_software_of_a_recorded_host(tmp_path: Path) -> None:
     assert facts.torch_wants_nccl == "2.27.3"
     assert (facts.driver.version, facts.driver.open, facts.driver.gpus) == ("570.86.15", True, 1)
     assert facts.driver.pci_gpus == ("0000:1b:00.0",)
+    sandbox = msgspec.convert(probe("software", tmp_path / "sandbox", {}), Software)
+    assert not sandbox.has_gpu
+    write_tree(tmp_path / "sandbox", {"/dev/nvidia5": "", "/dev/nvidiactl": ""})
+    sandbox = msgspec.convert(probe("software", tmp_path / "sandbox", {}), Software)
+    assert (sandbox.driver.gpus, sandbox.driver.pci_gpus) == (1, ())
     assert facts.driver.libraries["libcuda.so.1"].version == "570.86.15"
     assert (facts.cuda_toolkit, facts.ofed["mlx5_core"]) == ("12.8.20241031", "24.10-1.1.4")
     assert facts.ofed["release"] == "MLNX_OFED_LINUX-24.10-1.1.4.0"

@@ -83,6 +83,14 @@ def test_driver(change: Driver, id: str | None) -> None:
     assert [item[0] for item in ids(beside)] == ([id] if id == "gpu.driver.too-old" else [])
 
 
+def test_a_driver_that_serves_gpus_is_loaded_whatever_a_sandbox_hides() -> None:
+    hidden = driver(version="", line="", gpus=1, pci_gpus=())
+    alone = run("software.driver", host(driver=hidden), Plan(stages=("software",)))
+    assert not ids(alone) and [gap.what for gap in alone.unknown] == ["driver version"]
+    found = only(run("software.cuda_build", host(torch=torch(cuda="", nccl_link="none"), driver=hidden)))
+    assert "the driver serves 1 NVIDIA GPU" in [item.text for item in found.evidence]
+
+
 def test_oldest_driver_and_a_cuda_version_the_table_does_not_know() -> None:
     assert (oldest_driver("12.8"), oldest_driver("10.2"), oldest_driver("13.0")) == ("525.60.13", "440.33", "580.65.06")
     assert run("software.driver", host(torch=torch(cuda="19.1"))).unknown

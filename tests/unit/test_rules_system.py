@@ -328,6 +328,14 @@ def test_gpus_that_only_their_device_files_tell_count() -> None:
     assert "for 8 GPUs" in only(run("system.cpus", few)).title
 
 
+def test_gpus_of_the_bus_that_a_container_was_not_given_need_no_cpus() -> None:
+    """One of eight: its device file alone is here, and the whole bus."""
+    of_one = {"gpu_processes": GpuProcesses(gpu_devices=1), "processors": Processors(count=64, allowed=8)}
+    assert ids(run("system.cpus", host(**of_one))) == []
+    closed = {"gpu_processes": GpuProcesses(), "processors": Processors(count=64, allowed=8)}
+    assert "for 8 GPUs" in only(run("system.cpus", host(**closed))).title  # no driver yet: the bus tells
+
+
 def test_what_could_not_be_read_is_unknown() -> None:
     without = {name: limit for name, limit in system().limits.items() if name not in ("nproc", "fsize")}
     for rule, changes, what in (

@@ -9,7 +9,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory
+from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
+from nccl_doctor.agent.probes.gpu import SMI_LIMIT_S
+from nccl_doctor.agent.probes.infiniband import ports_of
 from nccl_doctor.agent.probes.interfaces import kernel_addresses
 from nccl_doctor.agent.probes.listening import bound
 from nccl_doctor.agent.probing import probe, run_command
@@ -18,14 +21,13 @@ from nccl_doctor.agent.probing import probe, run_command
 _LOOK_FOR_TORCH = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
-import importlib.util, json, os, platform
-found = {"executable": sys.executable, "python": platform.python_version(), "torch": "", "cuda": "", "path": ""}
+import importlib.util, json, os
+found = {"torch": "", "cuda": ""}
 spec = importlib.util.find_spec("torch")
 if spec and spec.origin:
-    found["path"] = os.path.dirname(spec.origin)
     names = {}
     try:
-        with open(os.path.join(found["path"], "version.py")) as stream:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as stream:
             for line in stream:
                 name, _, value = line.partition("=")
                 names[name.split(":")[0].strip()] = value.strip().strip("'\\"")
@@ -57,20 +59,30 @@ def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
     visible = arguments.get("visible")
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus, unknown = _query("--query-gpu=name", visible)
+    # At once: where nothing keeps the driver up, each call starts all GPUs anew, and these share one start.
+    (gpus, unknown), (busy, busy_unknown), (pcie, _), nvlinks = probing.in_parallel(
+        [
+            lambda: _query("--query-gpu=name", visible),
+            lambda: _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible),
+            lambda: _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible),
+            _nvlinks,
+        ],
+        lambda ask: ask(),
+        4,
+    )
     return {
         "host": socket.gethostname(),
         "python": python,
         "torch": found,
         "gpus": gpus,
         "gpus_unknown": unknown,
-        "busy": _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", visible)[0],
+        "busy": busy,
+        "busy_unknown": busy_unknown,
         "hcas": _hcas(),
-        **_nvlinks(),
-        "pcie": _query("--query-gpu=pcie.link.gen.max,pcie.link.width.max", visible)[0],
-        "peermem": os.path.isdir("/sys/module/nvidia_peermem") or os.path.isdir("/sys/module/nv_peer_mem"),
+        **nvlinks,
+        "pcie": pcie,
+        "peermem": probing.is_loaded("nvidia_peermem") or probing.is_loaded("nv_peer_mem"),
         "memory": memory.available_memory(),
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "addresses": {item["address"]: item["name"] for item in kernel_addresses()},
         "name_addresses": _resolve(socket.gethostname()),
         "route_source": _route_source(),
@@ -101,20 +113,25 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
     # A part of a GPU (MIG) is none that nvidia-smi could be asked about.
     chosen = ["-i", visible] if visible is not None and "MIG" not in visible else []
     asked = ["nvidia-smi", *chosen, fields, "--format=csv,noheader"]
-    result = run_command(asked, limit_s=10.0)
+    result = run_command(asked, SMI_LIMIT_S)
     if result.outcome == "ok":
         return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
-    there = probing.listed("/proc/driver/nvidia/gpus") or nvidia_devices(DISPLAYS)
-    if result.outcome == "tool-missing" or not there:
+    there = bool(probing.listed("/proc/driver/nvidia/gpus") or gpu_nodes())
+    if result.outcome != "tool-missing":  # without it, a card on the bus alone may have no driver at all
+        there = there or bool(nvidia_devices(DISPLAYS))
+    if not there:
         return [], ""
     return [], "%s: %s" % (" ".join(asked), result.detail or result.outcome)
 
 
 def _nvlinks() -> Dict[str, Any]:
-    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``."""
-    result = run_command(["nvidia-smi", "nvlink", "-s"], limit_s=10.0)
+    """Active NVLinks of the GPU that has the fewest, and the slowest link's rate, from ``nvidia-smi nvlink -s``.
+
+    None where it does not answer: that is no GPU without NVLinks.
+    """
+    result = run_command(["nvidia-smi", "nvlink", "-s"], SMI_LIMIT_S)
     if result.outcome != "ok":
-        return {"nvlinks": 0, "nvlink_gbs": 0.0}
+        return {"nvlinks": None, "nvlink_gbs": 0.0}
     counts: List[int] = []
     rates: List[float] = []
     for line in result.stdout.splitlines():
@@ -130,21 +147,13 @@ def _nvlinks() -> Dict[str, Any]:
 def _hcas() -> List[Dict[str, Any]]:
     """RDMA ports with state and rate."""
     found = []
-    base = "/sys/class/infiniband"
-    for name in probing.listed(base):
-        ports = "%s/%s/ports" % (base, name)
-        for port in probing.listed(ports):
-            where = "%s/%s/" % (ports, port)
-            rate = re.match(r"([0-9.]+) Gb/sec", probing.read_text(where + "rate") or "")
-            found.append(
-                {
-                    "name": name,
-                    "port": int(port),
-                    "state": (probing.read_text(where + "state") or "").strip(),
-                    "rate_gbps": float(rate.group(1)) if rate else 0.0,
-                    "link_layer": (probing.read_text(where + "link_layer") or "").strip(),
-                }
-            )
+    for name in probing.listed("/sys/class/infiniband"):
+        for port in ports_of(name):
+            where = "/sys/class/infiniband/%s/ports/%s/" % (name, port)
+            rate = re.match(r"([0-9.]+) Gb/sec", probing.first_line(where + "rate") or "")
+            state = probing.first_line(where + "state") or ""
+            rate_gbps = float(rate.group(1)) if rate else 0.0
+            found.append({"name": name, "port": int(port), "state": state, "rate_gbps": rate_gbps})
     return found
 
 

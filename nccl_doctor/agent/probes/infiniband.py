@@ -67,6 +67,7 @@ def _witness(tool: str) -> Dict[str, str]:
 
 
 def ports_of(name: str) -> List[str]:
+    """The numbers of an RDMA device's ports, in order."""
     ports = [port for port in listed("/sys/class/infiniband/%s/ports" % name) if port.isdecimal()]
     return sorted(ports, key=int)
 

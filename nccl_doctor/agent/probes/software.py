@@ -12,9 +12,10 @@ import sys
 from typing import Any, Dict, Iterable, List
 
 from nccl_doctor.agent.elf import elf_dynamic
+from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.libraries import find_library, loader_cache, nccl_copies, plugins
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
-from nccl_doctor.agent.probing import ROOT, listed, path, probe, read_text, real
+from nccl_doctor.agent.probing import ROOT, is_loaded, listed, path, probe, read_text, real
 from nccl_doctor.agent.redaction import redact_environment
 
 # Distributions worth comparing between hosts; * matches any ending (nvidia-nccl-cu12, nvidia-nccl-cu13).
@@ -148,7 +149,7 @@ def driver(cache: Dict[str, str]) -> Dict[str, Any]:
         "line": line,
         "open": "Open Kernel Module" in line,
         "libraries": libraries,
-        "gpus": len(listed("/proc/driver/nvidia/gpus")),
+        "gpus": len(listed("/proc/driver/nvidia/gpus") or gpu_nodes()),  # a sandbox (gVisor) has the latter alone
         "pci_gpus": [found["bus_id"] for found in nvidia_devices(DISPLAYS)],
     }
 
@@ -187,10 +188,8 @@ def ofed() -> Dict[str, str]:
         release = match.group(1) if match else ""
     facts = {"release": release.splitlines()[0][:100] if release else ""}
     for module in ("mlx5_core", "mlx5_ib", "nvidia_peermem", "efa", "bnxt_re", "irdma"):
-        loaded = os.path.isdir(path("/sys/module/" + module))
-        version = (read_text("/sys/module/%s/version" % module) or "").strip()
-        if loaded:
-            facts[module] = version or "in kernel"
+        if is_loaded(module):
+            facts[module] = (read_text("/sys/module/%s/version" % module) or "").strip() or "in kernel"
     return facts
 
 

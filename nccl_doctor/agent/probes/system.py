@@ -1,6 +1,5 @@
 """The host around the job: shared memory, limits, disks, memory, cgroups, sysctls, and who holds the GPUs."""
 
-import glob
 import os
 import re
 import resource
@@ -10,7 +9,7 @@ from nccl_doctor.agent.cgroups import cgroup
 from nccl_doctor.agent.containers import container
 from nccl_doctor.agent.filesystems import filesystems, mount_of, mounts
 from nccl_doctor.agent.gpu_holders import gpu_processes
-from nccl_doctor.agent.probing import path, probe, readable
+from nccl_doctor.agent.probing import listed, path, probe, readable
 
 UNLIMITED = -1
 SYSCTLS = (
@@ -113,9 +112,10 @@ def sysctls() -> Dict[str, str]:
         value = readable("/proc/sys/" + name.replace(".", "/"))
         if value:
             found[name] = " ".join(value.split())
-    for place in sorted(glob.glob(path("/proc/sys/net/ipv4/conf/*/rp_filter"))):
-        interface = place.split("/")[-2]
-        found["net.ipv4.conf.%s.rp_filter" % interface] = readable("/proc/sys/net/ipv4/conf/%s/rp_filter" % interface)
+    for interface in listed("/proc/sys/net/ipv4/conf"):
+        value = readable("/proc/sys/net/ipv4/conf/%s/rp_filter" % interface)
+        if value:
+            found["net.ipv4.conf.%s.rp_filter" % interface] = value
     return found
 
 
@@ -133,5 +133,5 @@ def system(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "processors": processors(),
         "sysctls": sysctls(),
         "gpu_processes": gpu_processes(),
-        "rdma_devices": sorted(os.path.basename(name) for name in glob.glob(path("/sys/class/infiniband/*"))),
+        "rdma_devices": listed("/sys/class/infiniband"),
     }

@@ -5,8 +5,9 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
+from nccl_doctor.agent.gpu_holders import gpu_nodes
 from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, MELLANOX, NVIDIA, pci_function, pci_path
-from nccl_doctor.agent.probing import first_line, link_name, listed, path, probe, read_text, run_command
+from nccl_doctor.agent.probing import first_line, is_loaded, link_name, listed, path, probe, read_text, run_command
 
 SMI_LIMIT_S = 15.0
 _MODULES = (
@@ -36,14 +37,13 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "devices": devices,
         "acs": _acs(devices),
         "iommu": _iommu(devices),
-        "modules": {name: _loaded(name) for name in _MODULES},
+        "modules": {name: is_loaded(name) for name in _MODULES},
         "kernel": (read_text("/proc/sys/kernel/osrelease", 256) or platform.release()).strip(),
         "boot_options": _boot_options(),
         "hypervisor": _hypervisor(),
         "cpu": _cpu(),
     }
-    nodes = [name for name in listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
-    if not (nodes or any(device["kind"] == "gpu" for device in devices) or listed("/proc/driver/nvidia/gpus")):
+    if not (gpu_nodes() or any(device["kind"] == "gpu" for device in devices) or listed("/proc/driver/nvidia/gpus")):
         data["matrix"] = {"outcome": "not-run", "detail": "no NVIDIA GPU on this host", "text": ""}
         return data
     result = run_command(["nvidia-smi", "topo", "-m"], float(arguments.get("smi_limit_s", SMI_LIMIT_S)), 1 << 20)
@@ -150,10 +150,6 @@ def _boot_options() -> List[str]:
     """The boot options about the IOMMU, PCI and NUMA; the rest of the command line is nobody's business."""
     words = (read_text("/proc/cmdline", 8192) or "").split()
     return [word for word in words if "iommu" in word or word.startswith(("pci", "numa", "vfio"))]
-
-
-def _loaded(module: str) -> bool:
-    return os.path.isdir(path("/sys/module/" + module))
 
 
 def _hypervisor() -> Optional[str]:
