@@ -184,7 +184,10 @@ def _waiting(name: str) -> Optional[float]:
 
 def _named() -> Dict[str, Any]:
     """What the host calls itself, and its addresses: by these two names of one machine are known."""
-    return {"calls_itself": socket.gethostname(), "addresses": [one["address"] for one in interfaces.kernel_addresses()]}
+    return {
+        "calls_itself": socket.gethostname(),
+        "addresses": [one["address"] for one in interfaces.kernel_addresses()],
+    }
 
 
 def _interfaces() -> List[str]:
