@@ -13,9 +13,18 @@ SURE = 0.99  # from this confidence on, a finding about several hosts is a fault
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
 
 
-def _order(item: Finding) -> tuple[bool, int, int, str, tuple[str, ...], str]:
+def _order(item: Finding) -> tuple[bool, int, int, bool, str, tuple[str, ...], str]:
+    """Who is told first, and is so the first to fix: of one stage, no guess before what is sure."""
     stage = engine.STAGES.index(item.stage) if item.stage in engine.STAGES else len(engine.STAGES)
-    return (bool(item.folded_under), _SEVERITIES.index(item.severity), stage, item.id, item.hosts, item.title)
+    return (
+        bool(item.folded_under),
+        _SEVERITIES.index(item.severity),
+        stage,
+        item.confidence < SURE,
+        item.id,
+        item.hosts,
+        item.title,
+    )
 
 
 class _Causes:

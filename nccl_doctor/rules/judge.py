@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     verdict: str  # healthy, faulty, incomplete
     hosts: tuple[str, ...]
     reached: tuple[str, ...]  # the hosts on which an agent ran to the end
-    findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
+    findings: tuple[Finding, ...]  # not folded ones first: severity, first failing stage, how sure
     unknown: tuple[Unknown, ...]
     env: tuple[EnvAdvice, ...]  # what `env recommend` says of these hosts
     stages: tuple[StageResult, ...]

@@ -115,12 +115,13 @@ def _wanted(plan: Plan, *names: str) -> list[Requirement]:
     return found
 
 
-def _short(host: Host, need: Requirement, have: str, source: str) -> Finding:
+def _short(host: Host, need: Requirement, have: str, source: str, seen: str = "") -> Finding:
+    """``seen``: what was read of ``source``, where ``have`` does not stand there."""
     return host.finding(
         f"require.{need.name}",
         Severity.FAIL,
         f"{host.name} does not meet {need.text}: it has {have}",
-        (have, source),
+        (seen or have, source),
         Fix("leave the host out, or ask for less"),
         places=[Place(host=host.name)],
     )
@@ -140,7 +141,8 @@ def gpus(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact(need.text, f"NVML: {fact.nvml.detail or fact.nvml.outcome}")
         count = len(fact.answering)
         if count < need.amount:
-            yield _short(host, need, f"{count} GPUs", "NVML")
+            # Where there is nothing of NVIDIA's, NVML was not asked: what was looked for instead is the proof.
+            yield _short(host, need, f"{count} GPUs", "NVML", "" if fact.has_hardware else fact.nvml.detail)
 
 
 @host_rule("infiniband", "require.ib-ports")

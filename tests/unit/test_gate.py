@@ -311,6 +311,17 @@ def test_a_requirement_whose_stage_was_left_out_is_unknown(needs: str) -> None:
     assert not decide(report, min_hosts=1).go
 
 
+def test_who_needs_gpus_where_nothing_is_of_nvidia_s_is_not_told_what_nvml_said() -> None:
+    nothing = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+    builder = Builder(("gpu01",), stages=("gpu",))
+    builder.probes["gpu01"]["gpu"] = {"nvml": nothing, "smi": nothing, "gpus": [], "device_nodes": []}
+    bundle = builder.bundle()
+    report = judge(msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=("gpus=8",))))
+    (found,) = [item for item in report.findings if item.id == "require.gpus"]
+    assert found.title == "gpu01 does not meet gpus=8: it has 0 GPUs"
+    assert [proof.text for proof in found.evidence] == ["no NVIDIA device, driver or library on this host"]
+
+
 def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0), finished: bool = True) -> Report:
     """Two hosts whose largest all-reduce, 4 MiB, took that long on each rank; a smaller one was slow."""
     events = tuple(
@@ -389,6 +400,14 @@ def test_the_fault_of_one_host_explains_what_one_of_two_has_and_no_more(
     effect = finding("net.latency", Severity.WARN, "effect", Evidence("y"), hosts=hosts, confidence=confidence)
     (told,) = [item for item in folded_and_sorted([cause, effect]) if item.id == "net.latency"]
     assert bool(told.folded_under) is folded
+
+
+def test_what_is_sure_is_told_before_a_guess() -> None:
+    guess = finding("hang.elsewhere", Severity.FAIL, "it sleeps", Evidence("x"), hosts=["a"], confidence=0.6)
+    sure = finding("hang.stopped", Severity.FAIL, "it is stopped", Evidence("y"), hosts=["b"])
+    warning = finding("hang.leftovers", Severity.WARN, "it is old", Evidence("z"), hosts=["b"])
+    told = folded_and_sorted([warning, guess, sure])
+    assert [item.id for item in told] == ["hang.stopped", "hang.elsewhere", "hang.leftovers"]
 
 
 def test_an_entry_that_has_expired_ignores_nothing_any_more(tmp_path: Path) -> None:
