@@ -194,7 +194,7 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         ],
         explains=(
             "net.master-unreachable",
-            "net.mtu",
+            "net.mtu.black-hole",
             "net.slow",
             "collectives",
             "net.wrong-interface.unreachable",

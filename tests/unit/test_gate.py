@@ -402,6 +402,14 @@ def test_the_fault_of_one_host_explains_what_one_of_two_has_and_no_more(
     assert bool(told.folded_under) is folded
 
 
+def test_the_consequence_of_a_consequence_is_told_under_what_nothing_explains() -> None:
+    first = finding("net.wrong-route", Severity.FAIL, "1", Evidence("x"), hosts=["a"], explains=["net.firewall"])
+    second = finding("net.firewall", Severity.FAIL, "2", Evidence("y"), hosts=["a"], explains=["net.slow"])
+    third = finding("net.slow", Severity.WARN, "3", Evidence("z"), hosts=["a"])
+    told = {item.id: item.folded_under for item in folded_and_sorted([third, second, first])}
+    assert told == {"net.wrong-route": "", "net.firewall": "net.wrong-route", "net.slow": "net.wrong-route"}
+
+
 def test_what_is_sure_is_told_before_a_guess() -> None:
     guess = finding("hang.elsewhere", Severity.FAIL, "it sleeps", Evidence("x"), hosts=["a"], confidence=0.6)
     sure = finding("hang.stopped", Severity.FAIL, "it is stopped", Evidence("y"), hosts=["b"])

@@ -82,6 +82,15 @@ def test_a_host_that_lets_nothing_out_hides_no_host_that_lets_nothing_in(outward
     assert all(item.confidence == 1.0 for item in found)
 
 
+def test_a_firewall_hides_no_interface_of_another_mtu() -> None:
+    """What a host's own kernel says of its interface is nobody's consequence."""
+    builder = Builder().unanswered(("gpu02", "gpu03"))
+    for host, path in builder.each("path-mtu"):
+        path.update(interface_mtu=9000 if host == "gpu03" else 1500)
+    told = {item.id: item.folded_under for item in judge(builder.bundle()).findings}
+    assert told["net.mtu.mismatch"] == "" and "net.firewall.dropped" in told
+
+
 def test_only_the_master_port_blocked() -> None:
     builder = Builder().unanswered(*((source, "gpu01") for source in NAMES), purpose="master")
     found = only(judge(builder.bundle()))
