@@ -14,7 +14,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
 from nccl_doctor.rules import policy, requirements, thresholds
 from nccl_doctor.rules.consequences import folded_and_sorted
-from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
+from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, decide_hosts, exit_code
 from nccl_doctor.rules.judge import Report, StageResult, judge
 
 TODAY = datetime.date(2026, 11, 21)
@@ -320,6 +320,25 @@ def test_who_needs_gpus_where_nothing_is_of_nvidia_s_is_not_told_what_nvml_said(
     (found,) = [item for item in report.findings if item.id == "require.gpus"]
     assert found.title == "gpu01 does not meet gpus=8: it has 0 GPUs"
     assert [proof.text for proof in found.evidence] == ["no NVIDIA device, driver or library on this host"]
+
+
+@pytest.mark.parametrize(
+    ("version", "switches", "verdict"), [("550.54.15", 0, UNKNOWN), ("550.54.15", 4, HEALTHY), (None, 0, HEALTHY)]
+)
+def test_gpus_that_were_there_when_the_driver_was_loaded_are_missed(
+    version: str | None, switches: int, verdict: str
+) -> None:
+    """Of a host without any GPU nothing is asked; one whose GPUs have all fallen off the bus is no such host."""
+    builder = Builder(("gpu01", "gpu02"), stages=("connectivity", "gpu"))
+    failed = {"outcome": "failed", "detail": "No devices were found"}
+    for probes in builder.probes.values():
+        probes["gpu"] = {"nvml": failed, "smi": failed, "module_version": version, "nvswitches": switches, "gpus": []}
+        probes["kernel_log"] = {"source": "/dev/kmsg", "total": 0, "lines": []}
+    report = judge(builder.bundle())
+    assert {item.state for item in decide_hosts(report)} == {verdict}
+    told = [gap.why for gap in report.unknown if gap.what == "GPUs"]
+    assert bool(told) == (verdict == UNKNOWN)
+    assert not told or "550.54.15 is loaded, which takes a GPU, and none is seen now (No devices were found)" in told[0]
 
 
 def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0), finished: bool = True) -> Report:
