@@ -161,25 +161,34 @@ def room(host: Host, plan: Plan) -> Iterator[Finding]:
 
     Memory and CPUs are those that the cgroup leaves (a container's limit, a Slurm job's), not the machine's.
     """
+    gap: MissingFact | None = None
     for need in _wanted(plan, "shm", "disk", "memory", "cpus"):
-        system = host.need(System)
-        if need.name == "disk":
-            for entry in system.filesystems:
-                if entry.outcome == "ok" and entry.free_bytes < need.amount:
-                    yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
-            if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
-                raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
-        elif need.name == "cpus":
-            if system.usable_cpus < need.amount:
-                yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
-            limits_of_cgroup(system)
-        elif need.name == "shm":
-            if system.shm.free_bytes < need.amount:
-                yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")
-        else:
-            available = usable_memory(system)
-            if available < need.amount:
-                yield _short(host, need, f"{gib(available)} of memory available", "/proc/meminfo, cgroup memory")
+        try:
+            yield from _room(host, need, host.need(System))
+        except MissingFact as missing:  # what is not known of one says nothing of the others
+            gap = gap or missing
+    if gap:
+        raise gap
+
+
+def _room(host: Host, need: Requirement, system: System) -> Iterator[Finding]:
+    if need.name == "disk":
+        for entry in system.filesystems:
+            if entry.outcome == "ok" and entry.free_bytes < need.amount:
+                yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
+        if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
+            raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
+    elif need.name == "cpus":
+        if system.usable_cpus < need.amount:
+            yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
+        limits_of_cgroup(system)
+    elif need.name == "shm":
+        if system.shm.free_bytes < need.amount:
+            yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")
+    else:
+        available = usable_memory(system)
+        if available < need.amount:
+            yield _short(host, need, f"{gib(available)} of memory available", "/proc/meminfo, cgroup memory")
 
 
 @fleet_rule("software", "require.same")
