@@ -13,7 +13,6 @@ from nccl_doctor.findings.model import DENIED, EnvAdvice, Evidence, Finding, Fix
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
 from nccl_doctor.report.terminal import confidence_word, print_again, print_hanging, print_labelled
-from nccl_doctor.rules.engine import STAGES
 from nccl_doctor.rules.gate import BAD, SUSPECT, UNKNOWN, Gate
 from nccl_doctor.rules.judge import Report, StageResult
 
@@ -241,9 +240,8 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
             skipped.setdefault(stage.reason, []).append(stage.name)
     for reason, names in skipped.items():
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
-    # A saved run may be of a few stages only, and who decides by it did not ask for these.
-    if left_out := [name for name in STAGES if name not in {stage.name for stage in report.stages}]:
-        yield "left out", "yellow", Text(f"{', '.join(left_out)}: not looked at in this run")
+    if report.left_out:
+        yield "left out", "yellow", Text(f"{', '.join(report.left_out)}: not looked at in this run")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
     for text in () if verbose else notes(report):

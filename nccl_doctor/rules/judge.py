@@ -60,6 +60,12 @@ class Report(msgspec.Struct, frozen=True):
         """The findings that are nobody's consequence."""
         return tuple(item for item in self.findings if not item.folded_under)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The stages that this run did not look at: who decides by a saved one did not ask for that."""
+        looked_at = {stage.name for stage in self.stages}
+        return tuple(name for name in engine.STAGES if name not in looked_at)
+
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """The published exit code; with ``strict`` warnings count."""
         if not self.reached:

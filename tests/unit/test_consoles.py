@@ -128,6 +128,8 @@ def test_a_check() -> None:
 def test_a_go_by_a_run_of_few_stages_says_what_it_did_not_look_at() -> None:
     report = judge(Builder(stages=("connectivity",)).bundle())
     told = drawn(consoles.render_gate, report, gate.decide(report))
+    page = html.render(report, Builder(stages=("connectivity",)).bundle())
+    assert "<p>Not looked at in this run: ports, interfaces, system, software, gpu, topology, infiniband, coll" in page
     assert "GO: 4 of 4" in told and "  left out     ports, interfaces, system, software, gpu, topology, infin" in told
 
 
