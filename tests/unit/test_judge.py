@@ -329,6 +329,13 @@ def test_a_cut_and_a_foreign_bundle_are_refused() -> None:
             bundles.from_bytes(bad, "name.ndb")
 
 
+def test_a_bundle_that_has_a_host_twice_is_refused() -> None:
+    """It was put together by hand: a gate would count that host twice."""
+    one = Builder(("gpu01",)).bundle()
+    with pytest.raises(bundles.BundleError, match="it has gpu01 more than once"):
+        bundles.from_bytes(bundles.to_bytes(msgspec.structs.replace(one, hosts=one.hosts * 2)), "name.ndb")
+
+
 def test_a_saved_bundle_is_private_and_half_a_one_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
