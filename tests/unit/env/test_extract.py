@@ -273,6 +273,13 @@ def test_a_byte_order_mark_hides_no_line(name: str, text: str, lost: str, tmp_pa
         assert item.fixes[0].command.startswith(r"sed -i '1s/^\xEF\xBB\xBF//' ")
 
 
+def test_lines_of_a_shell_in_a_yaml_file_are_not_called_good() -> None:
+    for text in ("NCCL_TIMEOUT=5\nNCCL_DEBUG=ERROR\n", "export NCCL_DEBUG=ERROR\n"):
+        with pytest.raises(yaml_file.BadYaml, match="no mapping"):
+            yaml_file.read(text)
+    assert not yaml_file.read("a text about NCCL_DEBUG=ERROR\n")
+
+
 def test_env_files() -> None:
     text = (
         'NCCL_DEBUG="INFO"\nexport NCCL_ALGO=Ring  # why\n#NCCL_PROTO=LL\nEnvironment="NCCL_NET=IB"\nNCCL_IB_HCA=$X\n'
