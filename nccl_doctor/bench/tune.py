@@ -176,10 +176,23 @@ def tune(
         for place, candidate in enumerate(candidates, start=1)
     )
     check = judge(control, base, series[len(everyone) - 1], CONFIDENCE)
+    trials = tuple(beside(trial, check) for trial in trials)
     trusted = check.verdict in (Verdict.NO_DIFFERENCE, Verdict.CANNOT_TELL)
     winners = [trial for trial in trials if trial.verdict is Verdict.BETTER and trial.overall is not None]
     best = min(winners, key=lambda trial: trial.overall.mean if trial.overall else 0.0) if winners and trusted else None
     return Tuning(rounds, check, trials, trusted, best, confidence, interrupted=interrupted)
+
+
+def beside(trial: Trial, control: Trial) -> Trial:
+    """The trial, judged beside what the default gained over itself in the same rounds.
+
+    Both are compared with one series of the default: where that was slow by chance, whatever stands beside it looks fast.
+    """
+    own, noise = trial.overall, control.overall
+    if trial.verdict is not Verdict.BETTER or own is None or noise is None or own.mean < noise.low:
+        return trial
+    verdict = Verdict.CANNOT_TELL if own.low < -HIDDEN else Verdict.NO_DIFFERENCE
+    return msgspec.structs.replace(trial, verdict=verdict)
 
 
 def schedule(count: int, rounds: int, seed: int) -> list[list[int]]:

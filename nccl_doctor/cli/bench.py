@@ -119,12 +119,17 @@ def bench(
     ] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare with a saved run.")] = None,
     min_busbw: Annotated[
-        float, typer.Option(show_default=False, metavar="GB/S", help="Less at the largest size is slow.")
+        float,
+        typer.Option(show_default=False, metavar="GB/S", help="Less at the largest size is slow, and exit code 11."),
     ] = 0.0,
     fail_on: Annotated[
-        str,
-        _options.choice("slow", "never", help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged."),
-    ] = "never",
+        str | None,
+        _options.choice(
+            "slow",
+            "never",
+            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged. [default: only by --min-busbw]",
+        ),
+    ] = None,
     verbose: _options.Verbose = False,
 ) -> None:
     """Measure collectives over torch.distributed, prove which path the data took, and judge the result.
@@ -298,7 +303,7 @@ class _Telling:
     format: str
     save: Path | None
     plot: Path | None
-    fail_on: str
+    fail_on: str | None
     verbose: bool = False
     hosts: str | None = None  # the hostfile
     before: Outcome | None = None
@@ -359,8 +364,11 @@ def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> s
     return ""
 
 
-def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
-    """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it."""
+def exit_code(outcome: Outcome, fail_on: str | None) -> ExitCode:
+    """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it.
+
+    Who names a bandwidth (``--min-busbw``) and no ``--fail-on`` asks for that bandwidth, and for nothing else.
+    """
     from nccl_doctor.bench.outcome import INTERRUPTED
 
     if any(note.startswith(INTERRUPTED) for note in outcome.notes):
@@ -373,6 +381,9 @@ def exit_code(outcome: Outcome, fail_on: str) -> ExitCode:
         return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
     if fail_on == "slow" and outcome.findings:  # a slow collective, host or pair, or a path worse than the hosts offer
         return ExitCode.FINDINGS
-    if fail_on == "slow" and any(item.kind == "cannot-judge" for item in outcome.verdicts):
+    gated = fail_on == "slow" or (fail_on is None and outcome.min_busbw > 0)
+    if gated and any(item.kind == "slow" for item in outcome.verdicts):
+        return ExitCode.FINDINGS
+    if gated and any(item.kind == "cannot-judge" for item in outcome.verdicts):
         return ExitCode.INCOMPLETE
     return ExitCode.HEALTHY

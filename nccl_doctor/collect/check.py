@@ -31,8 +31,14 @@ from nccl_doctor.transport.session import Session
 # What the mesh needs to know first: which address NCCL would hand out depends on interfaces, NCCL version and RDMA.
 PROBES_BEFORE_MESH = ("interfaces", "system", "software", "environment")
 # What a stage's rules go by of another stage's: NCCL's version and the RDMA devices decide which interfaces it uses; the
-# variables are judged with those that stand in nccl.conf.
-ALSO_NEEDED = {"interfaces": ("system", "software"), "software": ("interfaces",)}
+# variables are judged with those that stand in nccl.conf; whether there are GPUs, and on which path they reach the HCAs,
+# is asked of each host that is judged by them.
+ALSO_NEEDED = {
+    "interfaces": ("system", "software"),
+    "software": ("interfaces",),
+    "topology": ("gpu",),
+    "infiniband": ("gpu", "topology"),
+}
 KERNEL_LOG_S = 15.0
 COLLECTIVES_LIMIT_S = 90.0
 

@@ -207,8 +207,8 @@ class Mesh:
 
         def transfer(host: str, session: Session) -> None:
             if not self._transfer(host, flows.get(host, ()), links):
-                none = ProbeResult(Outcome.NOT_RUN, None, "no peer could be connected to")
-                self.run.keep(host, Throughput.PROBE, none)
+                why = "no peer could be connected to" if host in links else "its connects were not measured"
+                self.run.keep(host, Throughput.PROBE, ProbeResult(Outcome.NOT_RUN, None, why))
 
         self.run.stage("throughput", transfer, lambda: self._time_again(links))
 

@@ -14,7 +14,7 @@ from nccl_doctor.facts.gpu import Witness
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.facts.kernel_log import KernelLogFact, LogLine
 from nccl_doctor.facts.model import Fact, Outcome, ProbeResult
-from nccl_doctor.facts.watch import DriverGap, Event, Gap, Watch
+from nccl_doctor.facts.watch import DriverGap, Event, Gap, Named, Watch
 from nccl_doctor.facts.watch_samples import GpusSample, HostSample, LogSample
 
 DRIFT = 1e-4  # of two machines' clocks, at most
@@ -32,6 +32,7 @@ class HostSeries:
     def __init__(self, name: str, every_s: float) -> None:
         self.name, self.every_s = name, every_s
         self.samples = 0
+        self.named: Named | None = None
         self.unread, self.unread_why = 0, ""  # samples that could not be read, and why the first of them
         self.began_s: float | None = None
         self.seen_s: float | None = None  # the last sample
@@ -132,6 +133,7 @@ class HostSeries:
 
     def _taken(self, sample: HostSample, now_s: float) -> Iterator[tuple[str, str]]:
         now_s = self._watch_time(sample.at_s, now_s)
+        self.named = sample.named or self.named
         yield from self._host(sample, now_s)
         for name, told in sample.nics.items():
             yield from self.nics.setdefault(name, NicFold(name)).take(told, sample.at_s, now_s)
@@ -233,7 +235,7 @@ class HostSeries:
             tuple(nic.series(now_s) for _, nic in sorted(self.nics.items())),
             tuple(rank.series() for rank in self.ranks.values()),
             tuple(self.events), self.events_seen - len(self.events), round(sum(costs), 3) if costs else None,
-            self.unread, self.unread_why,
+            self.unread, self.unread_why, self.named,
         )  # fmt: skip
 
     def _ranks_told(self, job: Job) -> Job:

@@ -17,6 +17,7 @@ import msgspec
 from nccl_doctor.env.assignments import INTEREST, Assignment
 
 STANDARD_INPUT = "-"
+BYTE_ORDER_MARK = "\ufeff"  # as Windows editors put it before UTF-8
 
 # A launch script is a few KiB; what is larger than this is something else.
 SIZE_LIMIT = 4 << 20
@@ -100,7 +101,7 @@ def kind_of_name(name: str) -> Kind | None:
 
 def kind_of_text(text: str) -> Kind:
     """The kind a text looks like; a shell script if nothing else."""
-    head = text[:2000]
+    head = text[:2000].removeprefix(BYTE_ORDER_MARK)
     if head.startswith("#!"):
         return Kind.PYTHON if "python" in head.split("\n", 1)[0] else Kind.SHELL
     if re.search(r"(?m)^(?:apiVersion|services|defaults):", head):
@@ -166,8 +167,9 @@ def extract(text: str, file: str, kind: Kind) -> list[Assignment]:
         Kind.YAML: yaml_file.read,
         Kind.PYTHON: python_source.read,
     }
+    marked = kind is not Kind.CONF and text.startswith(BYTE_ORDER_MARK)  # NCCL takes it for a part of the first name
     try:
-        return readers[kind](text, file)
+        found = readers[kind](text.removeprefix(BYTE_ORDER_MARK) if marked else text, file)
     except SyntaxError as error:
         place = f" at line {error.lineno}" if error.lineno else ""
         raise Unreadable(f"is no valid Python{place}: {error.msg}") from None
@@ -175,6 +177,11 @@ def extract(text: str, file: str, kind: Kind) -> list[Assignment]:
         raise Unreadable(f"is no valid YAML: {error}") from None
     except RecursionError:
         raise Unreadable(f"is nested too deep for {kind.value}") from None
+    if not (marked and kind is Kind.SHELL):
+        return found
+    # Tried with bash 5.2 and dash: "export: command not found", and the script goes on.
+    lost = "to a shell the byte order mark at the start of the file is a part of the first line's first word"
+    return [msgspec.structs.replace(item, lost=lost) if item.line == 1 else item for item in found]
 
 
 def find(names: Iterable[str], refused: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, bool]]:

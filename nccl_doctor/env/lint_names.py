@@ -8,7 +8,7 @@ from nccl_doctor.env import knowledge, versions
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Nobody, Status
 from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
-from nccl_doctor.findings.model import EnvAdvice, Severity
+from nccl_doctor.findings.model import EnvAdvice, Severity, shell_word
 
 TIMEOUT_CODE = 'torch.distributed.init_process_group("nccl", timeout=datetime.timedelta(minutes=30))'
 
@@ -51,10 +51,13 @@ def _conf_name(item: Assignment) -> Iterator[Said]:
 def _lost(item: Assignment, answer: Answer) -> Iterator[Said]:
     if answer.nobody is not None or answer.variable is None or answer.variable.category in ("rendezvous", "torchrun"):
         return  # a dead name is reported as such; MASTER_PORT and the like are ordinary shell variables in scripts
+    marked = "byte order mark" in item.lost
+    fix = "Save the file without it." if marked else f"export {item.name}"
     yield doubtful(
         "not-exported",
         f"{item.name} never reaches the job as it stands: {item.lost}",
-        fix=f"ENV {item.name}={item.value or ''}" if "ENV" in item.lost else f"export {item.name}",
+        fix=f"ENV {item.name}={item.value or ''}" if "ENV" in item.lost else fix,
+        code=rf"sed -i '1s/^\xEF\xBB\xBF//' {shell_word(item.file)}" if marked and item.file else "",
         confidence=0.85,
     )
 

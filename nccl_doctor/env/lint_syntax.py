@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nccl_doctor.env import number
 from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer, Variable
-from nccl_doctor.env.lint import Context, Edit, Said, wrong
+from nccl_doctor.env.lint import Context, Edit, Said, doubtful, wrong
 from nccl_doctor.env.nccl_conf import CARRIAGE_RETURN_CUT_SINCE
 from nccl_doctor.findings.model import shell_word
 
@@ -77,7 +77,10 @@ def conf_value(item: Assignment, answer: Answer, context: Context) -> Iterator[S
 
 
 def windows_line_end(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
-    """A shell takes the carriage return of a Windows line end for a part of the line's last word."""
+    """A shell takes the carriage return of a Windows line end for a part of the line's last word.
+
+    Who reads an env file is not known: Docker cuts it off (Go's bufio.ScanLines), a shell that sources the file does not.
+    """
     value, line, variable = item.value, item.text.removesuffix("\r"), answer.variable
     if not value or line == item.text or item.how is How.CONF:
         return
@@ -87,9 +90,11 @@ def windows_line_end(item: Assignment, answer: Answer, context: Context) -> Iter
         return
     if line.endswith((value, f"{value}'", f'{value}"')):
         taken = f"{value}\r"
-        yield wrong(
+        unsure = item.how is How.ENV_FILE
+        who = "a shell that reads this file (. FILE, export $(cat FILE))" if unsure else "a shell"
+        yield (doubtful if unsure else wrong)(
             "windows-line-end",
-            f"{item.name}: a shell takes the Windows line end into the value ({taken!r})",
+            f"{item.name}: {who} takes the Windows line end into the value ({taken!r})",
             fix="Give the file the line ends of Unix.",
             code=rf"sed -i 's/\r$//' {shell_word(item.file)}" if item.file else "",
         )

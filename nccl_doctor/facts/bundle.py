@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,6 +85,9 @@ def from_bytes(content: bytes, name: str) -> Bundle:
         datetime.datetime.fromisoformat(bundle.created)
     except ValueError as error:
         raise BundleError(f"{name}: not a bundle: created: {error}") from error
+    twice = [host for host, count in Counter(facts.name for facts in bundle.hosts).items() if count > 1]
+    if twice:  # a gate would count it twice among the good hosts
+        raise BundleError(f"{name}: not a bundle: it has {twice[0]} more than once")
     return bundle
 
 

@@ -200,6 +200,20 @@ class GpuFact(Fact, frozen=True, omit_defaults=True, dict=True):
         return bool(self.pci_gpus or self.proc_gpus or self.gpus or any(_is_gpu_node(n) for n in self.device_nodes))
 
     @property
+    def gone(self) -> str:
+        """What tells that there were GPUs, although none is seen; empty where nothing does.
+
+        The kernel module does not load without a GPU or an NVSwitch (``nvidia_init_module`` gives ENODEV: kernel-open/nvidia/nv.c
+        of open-gpu-kernel-modules, 2026-11-23); a virtual machine may have the NVSwitches alone.
+        """
+        if self.has_hardware or not self.module_version or self.nvswitches:
+            return ""
+        said = f" ({self.nvml.detail})" if self.nvml.detail else ""
+        return (
+            f"the nvidia kernel module {self.module_version} is loaded, which takes a GPU, and none is seen now{said}"
+        )
+
+    @property
     def surely_contained(self) -> bool:
         """A sure sign says that this is a container: ``pid 1 is ...`` is a weak one."""
         return self.container is not None and not self.container.startswith("pid 1")

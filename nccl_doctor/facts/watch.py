@@ -127,6 +127,13 @@ class Event(msgspec.Struct, frozen=True):
     text: str
 
 
+class Named(msgspec.Struct, frozen=True):
+    """What a host calls itself, and the addresses that its interfaces carry."""
+
+    calls_itself: str
+    addresses: tuple[str, ...]
+
+
 class Watch(Fact, frozen=True):
     """One host over the whole watch. Memory in bytes; ``waiting``: percent of the time in which a task waited (PSI).
 
@@ -155,3 +162,4 @@ class Watch(Fact, frozen=True):
     cost_percent: Amount | None  # CPU time of our own agent, of one CPU
     unread: Count = 0
     unread_why: str = ""
+    named: Named | None = None  # unknown in bundles of older versions

@@ -8,7 +8,7 @@ from nccl_doctor.facts.infiniband import Port
 from nccl_doctor.facts.job import Job, State
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.facts.model import Amount, Bytes, Count, Outcome
-from nccl_doctor.facts.watch import Whereabouts
+from nccl_doctor.facts.watch import Named, Whereabouts
 
 
 class NicSample(msgspec.Struct, frozen=True):
@@ -62,6 +62,7 @@ class HostSample(msgspec.Struct, frozen=True):
     killed: dict[str, Count | None]  # by the files of the ranks' control groups
     log: LogSample
     job: Job | None = None  # where all of /proc was looked through
+    named: Named | None = None  # when a look through all of /proc begins
 
 
 class GpuSample(msgspec.Struct, frozen=True):

@@ -28,7 +28,8 @@ def run_of(bundle: Bundle, report: Report, command: str, gate: Gate | None = Non
         command=command,
         verdict=report.verdict,
         go=None if gate is None else gate.go,
-        stages=tuple(bundle.plan.stages),
+        # One that applied to no host (its GPUs are gone) has passed nobody.
+        stages=tuple(stage.name for stage in report.stages if stage.state != "skipped"),
         hosts=states,
         findings=tuple(sorted({row for item in report.causes for row in _rows(item)}, key=_key)),
         values=tuple(_values(bundle)),

@@ -13,9 +13,18 @@ SURE = 0.99  # from this confidence on, a finding about several hosts is a fault
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
 
 
-def _order(item: Finding) -> tuple[bool, int, int, str, tuple[str, ...], str]:
+def _order(item: Finding) -> tuple[bool, int, int, bool, str, tuple[str, ...], str]:
+    """Who is told first, and is so the first to fix: of one stage, no guess before what is sure."""
     stage = engine.STAGES.index(item.stage) if item.stage in engine.STAGES else len(engine.STAGES)
-    return (bool(item.folded_under), _SEVERITIES.index(item.severity), stage, item.id, item.hosts, item.title)
+    return (
+        bool(item.folded_under),
+        _SEVERITIES.index(item.severity),
+        stage,
+        item.confidence < SURE,
+        item.id,
+        item.hosts,
+        item.title,
+    )
 
 
 class _Causes:
@@ -63,17 +72,28 @@ def folded_and_sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def fold(findings: list[Finding]) -> list[Finding]:
-    """Mark each finding that another one explains; a cause that is itself explained folds no others away."""
+    """Mark each finding that another one explains, with the one that nothing explains: what is folded under it is told there."""
     causes = _Causes(findings)
     explained = [causes.of(number) for number in range(len(findings))]
     order = [(_order(item), number) for number, item in enumerate(findings)]
-    folded: list[Finding] = []
+    under: list[int | None] = []
     for number, item in enumerate(findings):
         # What is only told (that the collectives work, say) is nobody's consequence.
         told = item.severity is Severity.INFO
         above = set() if told else {other for other in explained[number] if number not in explained[other]}
         roots = {other for other in above if not explained[other]} or above
         near = {other for other in roots if not set(item.hosts).isdisjoint(findings[other].hosts)} or roots
-        under = findings[min(near, key=order.__getitem__)].id if near else ""
-        folded.append(msgspec.structs.replace(item, folded_under=under))
-    return folded
+        under.append(min(near, key=order.__getitem__) if near else None)
+    return [
+        msgspec.structs.replace(item, folded_under="" if (top := _top(number, under)) == number else findings[top].id)
+        for number, item in enumerate(findings)
+    ]
+
+
+def _top(number: int, under: list[int | None]) -> int:
+    """Where a chain of consequences begins; two that explain each other stay where they are."""
+    seen = {number}
+    while (above := under[number]) is not None and above not in seen:
+        seen.add(above)
+        number = above
+    return number

@@ -111,8 +111,8 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
     --no-kill``, a container that ended) leaves the others in a collective until their time-out. It is gone where other
     ranks of its host were found and say how many there are (``LOCAL_WORLD_SIZE``, or what Open MPI or Slurm says). While
     the kernel writes the core dump of one that has crashed, it still has a process, and nobody is told of its end. A host
-    without any rank is told where the job is known to need one more. All others that were not found are unknown: their
-    hosts were not named, or not read.
+    without any rank is told where the job is known to need one more. All others that were not found are unknown: they
+    have ended or were never started, or their hosts were not named or not read.
     """
     fleet.every(Job)
     for job in jobs_of(fleet):
@@ -150,9 +150,8 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
         if job.hosts_wanted > len(job.hosts) and idle and len(idle) <= job.hosts_wanted - len(job.hosts):
             yield _empty_hosts(job, idle, rest)
         else:
-            fleet.lack(
-                f"ranks {ranges(rest)} of job {job.id}", "on hosts that were not named, or not (all) read", *job.hosts
-            )
+            why = "not found: ended, never started, or on hosts that were not named or not (all) read"
+            fleet.lack(f"ranks {ranges(rest)} of job {job.id}", why, *job.hosts)
 
 
 def _unless_at_its_end(job: RunningJob, told: Finding) -> Finding:

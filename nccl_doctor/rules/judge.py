@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     verdict: str  # healthy, faulty, incomplete
     hosts: tuple[str, ...]
     reached: tuple[str, ...]  # the hosts on which an agent ran to the end
-    findings: tuple[Finding, ...]  # not folded ones first: first failing stage, then severity
+    findings: tuple[Finding, ...]  # not folded ones first: severity, first failing stage, how sure
     unknown: tuple[Unknown, ...]
     env: tuple[EnvAdvice, ...]  # what `env recommend` says of these hosts
     stages: tuple[StageResult, ...]
@@ -59,6 +59,12 @@ class Report(msgspec.Struct, frozen=True):
     def causes(self) -> tuple[Finding, ...]:
         """The findings that are nobody's consequence."""
         return tuple(item for item in self.findings if not item.folded_under)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The stages that this run did not look at: who decides by a saved one did not ask for that."""
+        looked_at = {stage.name for stage in self.stages}
+        return tuple(name for name in engine.STAGES if name not in looked_at)
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """The published exit code; with ``strict`` warnings count."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 import msgspec
@@ -53,10 +53,15 @@ def named_twice(fleet: Fleet) -> Iterator[Finding]:
     without addresses are not compared.
     """
     fleet.need_several()
+    yield from of_one_machine(fleet, {host: (it.host_name, it.addresses) for host, it in fleet.every(Names).items()})
+
+
+def of_one_machine(fleet: Fleet, told: Mapping[str, tuple[str, Collection[str]]]) -> Iterator[Finding]:
+    """A finding for each machine that has several names. ``told``: what a host calls itself, and the addresses it has."""
     at = {host.name: host.facts.reach for host in fleet.hosts}
     seen = {
-        host: Reached(names.host_name, at[host].address, at[host].port, frozenset(names.addresses))
-        for host, names in sorted(fleet.every(Names).items())
+        host: Reached(calls_itself, at[host].address, at[host].port, frozenset(addresses))
+        for host, (calls_itself, addresses) in sorted(told.items())
     }
     for hosts in one_machine(seen):
         name, addresses = seen[hosts[0]].calls_itself, {at[host].address for host in hosts}

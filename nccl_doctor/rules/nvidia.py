@@ -60,8 +60,13 @@ def default_power_limit(index: int, watts: float) -> Fix:
 
 
 def with_hardware(host: Host) -> GpuFact:
-    """The GPU fact of a host that has a GPU; ``SkipRule`` where there is none and no sign of one."""
+    """The GPU fact of a host that has a GPU; ``SkipRule`` where there is none and no sign of one.
+
+    ``MissingFact`` where there is a sign of one that is gone: without it the host is not known to be healthy.
+    """
     fact = host.need(GpuFact)
+    if fact.gone:
+        raise MissingFact("GPUs", fact.gone)
     if not fact.has_hardware:
         raise SkipRule(NO_GPU)
     return fact
@@ -122,6 +127,9 @@ def fleet_facts(fleet: Fleet) -> dict[str, GpuFact]:
     """Host -> GPU fact of all hosts that told; ``SkipRule`` if no host has a GPU, or there is only one."""
     facts = fleet.every(GpuFact)
     if not any(fact.has_hardware for fact in facts.values()):
+        for host, fact in facts.items():
+            if fact.gone:
+                fleet.lack("GPUs", fact.gone, host)
         raise SkipRule("no NVIDIA GPU on any host" if len(fleet.hosts) > 1 else NO_GPU)
     fleet.need_several()
     return facts

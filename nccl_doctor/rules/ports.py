@@ -96,13 +96,21 @@ def blocked_ports(fleet: Fleet) -> Iterator[Finding]:
     explained: set[Pair] = set()
     connect_out = {pair[0] for pair, links in general.items() for link in links if link.outcome == "ok"}
     for id, outcomes in _by_outcome().items():
-        measured = {pair: all(link.outcome in outcomes for link in links) for pair, links in general.items()}
+        # Where another host's fault answers first (it lets nothing out), nothing is known of this one: it speaks for nobody.
+        told = {pair: links for pair, links in general.items() if _is_told(links, outcomes)}
+        measured = {pair: all(link.outcome in outcomes for link in links) for pair, links in told.items()}
         for culprit in blame(measured):
             explained |= set(culprit.pairs)
             yield _blocked(id, culprit, general, connect_out)
     swept = {(host, peer): count for host, fact in facts.items() for peer, count in fact.swept.items()}
     yield from _partly_blocked(general, explained, swept)
     yield from _master_blocked(_pairs(tried, "master"), explained)
+
+
+def _is_told(links: list[Link], outcomes: set[str]) -> bool:
+    """Whether a pair's connects tell if it fails in this way: not where all of them fail, and some in another."""
+    blocked = [link.outcome for link in links if link.outcome in _BLOCKED]
+    return len(blocked) < len(links) or outcomes.issuperset(blocked)
 
 
 def _ports_left(server: str, fleet: Fleet, facts: Mapping[str, Links]) -> int:
@@ -186,7 +194,7 @@ def _blocked(id: str, culprit: Blame, links: dict[Pair, list[Link]], connect_out
         ],
         explains=(
             "net.master-unreachable",
-            "net.mtu",
+            "net.mtu.black-hole",
             "net.slow",
             "collectives",
             "net.wrong-interface.unreachable",

@@ -256,7 +256,7 @@ def _finding(hosts: list[HostFacts], silent: int) -> Finding:
             0, Fix("first look at this machine's own way to them", _NO_WAY_OUT.command.format(address=address))
         )
     if first.name in ("localhost", "127.0.0.1", "::1"):
-        fixes.insert(0, Fix("this machine itself is examined without ssh", "nccl-doctor check"))
+        fixes.insert(0, Fix("this machine itself is looked at without ssh, by the same command without --hosts and -H"))
     return finding(
         way.id,
         Severity.WARN if way in _NOT_THE_HOST else Severity.FAIL,

@@ -115,12 +115,13 @@ def _wanted(plan: Plan, *names: str) -> list[Requirement]:
     return found
 
 
-def _short(host: Host, need: Requirement, have: str, source: str) -> Finding:
+def _short(host: Host, need: Requirement, have: str, source: str, seen: str = "") -> Finding:
+    """``seen``: what was read of ``source``, where ``have`` does not stand there."""
     return host.finding(
         f"require.{need.name}",
         Severity.FAIL,
         f"{host.name} does not meet {need.text}: it has {have}",
-        (have, source),
+        (seen or have, source),
         Fix("leave the host out, or ask for less"),
         places=[Place(host=host.name)],
     )
@@ -140,7 +141,8 @@ def gpus(host: Host, plan: Plan) -> Iterator[Finding]:
             raise MissingFact(need.text, f"NVML: {fact.nvml.detail or fact.nvml.outcome}")
         count = len(fact.answering)
         if count < need.amount:
-            yield _short(host, need, f"{count} GPUs", "NVML")
+            # Where there is nothing of NVIDIA's, NVML was not asked: what was looked for instead is the proof.
+            yield _short(host, need, f"{count} GPUs", "NVML", "" if fact.has_hardware else fact.nvml.detail)
 
 
 @host_rule("infiniband", "require.ib-ports")
@@ -159,25 +161,34 @@ def room(host: Host, plan: Plan) -> Iterator[Finding]:
 
     Memory and CPUs are those that the cgroup leaves (a container's limit, a Slurm job's), not the machine's.
     """
+    gap: MissingFact | None = None
     for need in _wanted(plan, "shm", "disk", "memory", "cpus"):
-        system = host.need(System)
-        if need.name == "disk":
-            for entry in system.filesystems:
-                if entry.outcome == "ok" and entry.free_bytes < need.amount:
-                    yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
-            if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
-                raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
-        elif need.name == "cpus":
-            if system.usable_cpus < need.amount:
-                yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
-            limits_of_cgroup(system)
-        elif need.name == "shm":
-            if system.shm.free_bytes < need.amount:
-                yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")
-        else:
-            available = usable_memory(system)
-            if available < need.amount:
-                yield _short(host, need, f"{gib(available)} of memory available", "/proc/meminfo, cgroup memory")
+        try:
+            yield from _room(host, need, host.need(System))
+        except MissingFact as missing:  # what is not known of one says nothing of the others
+            gap = gap or missing
+    if gap:
+        raise gap
+
+
+def _room(host: Host, need: Requirement, system: System) -> Iterator[Finding]:
+    if need.name == "disk":
+        for entry in system.filesystems:
+            if entry.outcome == "ok" and entry.free_bytes < need.amount:
+                yield _short(host, need, f"{gib(entry.free_bytes)} free at {entry.path}", "statvfs")
+        if untold := [entry for entry in system.filesystems if entry.outcome != "ok"]:
+            raise MissingFact(need.text, f"{untold[0].path}: {untold[0].outcome}")
+    elif need.name == "cpus":
+        if system.usable_cpus < need.amount:
+            yield _short(host, need, f"{system.usable_cpus:g} usable CPUs", "sched_getaffinity, cgroup cpu")
+        limits_of_cgroup(system)
+    elif need.name == "shm":
+        if system.shm.free_bytes < need.amount:
+            yield _short(host, need, f"{gib(system.shm.free_bytes)} free in /dev/shm", "/dev/shm")
+    else:
+        available = usable_memory(system)
+        if available < need.amount:
+            yield _short(host, need, f"{gib(available)} of memory available", "/proc/meminfo, cgroup memory")
 
 
 @fleet_rule("software", "require.same")

@@ -50,7 +50,10 @@ def sampled(host: Host) -> list[Gpu]:
 
     What is lacking of the others, and of times in between, is unknown by ``gpus_seen``.
     """
-    if not host.need(GpuFact).has_hardware:
+    fact = host.need(GpuFact)
+    if fact.gone:
+        raise MissingFact("GPUs over time", fact.gone)
+    if not fact.has_hardware:
         return []
     gpus = [gpu for gpu in gpus_of(host) if gpu.series.samples >= value("watch.samples")]
     if not gpus:

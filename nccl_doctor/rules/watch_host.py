@@ -17,6 +17,7 @@ from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, 
 from nccl_doctor.rules.host_memory import was_it_killed
 from nccl_doctor.rules.job_processes import YOUNG_S, missing
 from nccl_doctor.rules.job_words import places
+from nccl_doctor.rules.names import of_one_machine
 from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
 from nccl_doctor.rules.thresholds import value
@@ -53,6 +54,21 @@ def answers(host: Host, plan: Plan) -> Iterator[Finding]:
         raise MissingFact("the host over time", f"{count} samples cannot be read: {watch.unread_why}")
     if why := too_few(watch, watch.samples):
         raise MissingFact("the host over time", why)
+
+
+@fleet_rule(WATCH, "host.named-twice")
+def watched_twice(fleet: Fleet) -> Iterator[Finding]:
+    """Two names in the host list lead to one machine: what it does is told, and its ranks and GPUs are counted, under each."""
+    fleet.need_several()
+    named: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for name, watch in fleet.every(Watch).items():
+        if watch.named is None:
+            fleet.lack("whether two names are one machine", "no sample told what the host calls itself", name)
+        else:
+            named[name] = watch.named.calls_itself, watch.named.addresses
+    for item in of_one_machine(fleet, named):
+        title = f"{item.title}: what it does is told and counted under each name"
+        yield msgspec.structs.replace(item, severity=Severity.WARN, title=title, explains=())
 
 
 @host_rule(

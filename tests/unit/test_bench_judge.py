@@ -509,7 +509,7 @@ def test_exit_codes() -> None:
     from nccl_doctor.cli.bench import exit_code
     from nccl_doctor.findings.exit_codes import ExitCode
 
-    def code(fail_on: str, *kinds: str, **values: Any) -> ExitCode:
+    def code(fail_on: str | None, *kinds: str, **values: Any) -> ExitCode:
         found = msgspec.structs.replace(outcome(), verdicts=tuple(Verdict("allreduce", kind, "") for kind in kinds))  # type: ignore[arg-type]
         return exit_code(msgspec.structs.replace(found, **{"findings": (), **values}), fail_on)
 
@@ -521,6 +521,11 @@ def test_exit_codes() -> None:
     assert code("slow", "good", findings=(pair,)) is ExitCode.FINDINGS  # whatever the collective reached
     assert code("never", "good", findings=(pair,)) is ExitCode.HEALTHY
     assert code("slow", "good", "cannot-judge") is ExitCode.INCOMPLETE
+    assert code(None, "slow", "cannot-judge", findings=slow) is ExitCode.HEALTHY
+    assert code(None, "good", "slow", "cannot-judge", findings=slow, min_busbw=1.0) is ExitCode.FINDINGS
+    assert code(None, "good", "cannot-judge", min_busbw=1.0) is ExitCode.INCOMPLETE
+    assert code(None, "good", findings=(pair,), min_busbw=1.0) is ExitCode.HEALTHY
+    assert code("never", "slow", findings=slow, min_busbw=1.0) is ExitCode.HEALTHY
     assert code("never", "wrong") is ExitCode.FINDINGS
     assert code("never", "cannot-judge", results=Results(8)) is ExitCode.NOTHING_CHECKED
     assert code("never", "good", complete=False) is ExitCode.FINDINGS

@@ -106,12 +106,13 @@ def test_a_check() -> None:
         "✗ FAULTY: 1 problem on 1 of 3 hosts would break this job. First to fix: net.mtu.black-hole on gpu02."
     )
     assert lines[2] == "  1  net.mtu.black-hole                  gpu02                     fail, certain"
-    assert lines[-14:] == [
+    assert lines[-15:] == [
         "     fix now    until the path is mended, keep to what passes: MTU 1400 B",
         "                on gpu02: sudo ip link set dev eth0 mtu 1400",
         "     playbook   nccl-doctor playbook net.mtu.black-hole",
         "",
         "  passed       ports, software, topology, infiniband",
+        "  left out     collectives: not looked at in this run",
         "  environment  no setting is known to help against the network's faults",
         "  note         NCCL 2.27.3 would use eth0, Gloo eth0",
         "  not checked  SRAM errors, carriers, limit on address space, limit on file size on gpu[01-03]: not",
@@ -122,6 +123,14 @@ def test_a_check() -> None:
         "  not checked  time of look-ups on gpu[01-03]: not measured",
         "  3 hosts, 0.0 s   saved: b.ndb   exit 11",
     ]
+
+
+def test_a_go_by_a_run_of_few_stages_says_what_it_did_not_look_at() -> None:
+    report = judge(Builder(stages=("connectivity",)).bundle())
+    told = drawn(consoles.render_gate, report, gate.decide(report))
+    page = html.render(report, Builder(stages=("connectivity",)).bundle())
+    assert "<p>Not looked at in this run: ports, interfaces, system, software, gpu, topology, infiniband, coll" in page
+    assert "GO: 4 of 4" in told and "  left out     ports, interfaces, system, software, gpu, topology, infin" in told
 
 
 def test_of_one_fix_for_many_hosts_the_words_stand_once_and_what_is_cut_is_counted() -> None:

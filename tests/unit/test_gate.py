@@ -14,7 +14,7 @@ from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Evidence, Severity, Unknown, finding
 from nccl_doctor.rules import policy, requirements, thresholds
 from nccl_doctor.rules.consequences import folded_and_sorted
-from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, exit_code
+from nccl_doctor.rules.gate import BAD, HEALTHY, SUSPECT, UNKNOWN, decide, decide_hosts, exit_code
 from nccl_doctor.rules.judge import Report, StageResult, judge
 
 TODAY = datetime.date(2026, 11, 21)
@@ -311,6 +311,36 @@ def test_a_requirement_whose_stage_was_left_out_is_unknown(needs: str) -> None:
     assert not decide(report, min_hosts=1).go
 
 
+def test_who_needs_gpus_where_nothing_is_of_nvidia_s_is_not_told_what_nvml_said() -> None:
+    nothing = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+    builder = Builder(("gpu01",), stages=("gpu",))
+    builder.probes["gpu01"]["gpu"] = {"nvml": nothing, "smi": nothing, "gpus": [], "device_nodes": []}
+    bundle = builder.bundle()
+    report = judge(msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, require=("gpus=8",))))
+    (found,) = [item for item in report.findings if item.id == "require.gpus"]
+    assert found.title == "gpu01 does not meet gpus=8: it has 0 GPUs"
+    assert [proof.text for proof in found.evidence] == ["no NVIDIA device, driver or library on this host"]
+
+
+@pytest.mark.parametrize(
+    ("version", "switches", "verdict"), [("550.54.15", 0, UNKNOWN), ("550.54.15", 4, HEALTHY), (None, 0, HEALTHY)]
+)
+def test_gpus_that_were_there_when_the_driver_was_loaded_are_missed(
+    version: str | None, switches: int, verdict: str
+) -> None:
+    """Of a host without any GPU nothing is asked; one whose GPUs have all fallen off the bus is no such host."""
+    builder = Builder(("gpu01", "gpu02"), stages=("connectivity", "gpu"))
+    failed = {"outcome": "failed", "detail": "No devices were found"}
+    for probes in builder.probes.values():
+        probes["gpu"] = {"nvml": failed, "smi": failed, "module_version": version, "nvswitches": switches, "gpus": []}
+        probes["kernel_log"] = {"source": "/dev/kmsg", "total": 0, "lines": []}
+    report = judge(builder.bundle())
+    assert {item.state for item in decide_hosts(report)} == {verdict}
+    told = [gap.why for gap in report.unknown if gap.what == "GPUs"]
+    assert bool(told) == (verdict == UNKNOWN)
+    assert not told or "550.54.15 is loaded, which takes a GPU, and none is seen now (No devices were found)" in told[0]
+
+
 def collectives_report(need: str, *, times_us: tuple[float, ...] = (100.0, 100.0), finished: bool = True) -> Report:
     """Two hosts whose largest all-reduce, 4 MiB, took that long on each rank; a smaller one was slow."""
     events = tuple(
@@ -389,6 +419,22 @@ def test_the_fault_of_one_host_explains_what_one_of_two_has_and_no_more(
     effect = finding("net.latency", Severity.WARN, "effect", Evidence("y"), hosts=hosts, confidence=confidence)
     (told,) = [item for item in folded_and_sorted([cause, effect]) if item.id == "net.latency"]
     assert bool(told.folded_under) is folded
+
+
+def test_the_consequence_of_a_consequence_is_told_under_what_nothing_explains() -> None:
+    first = finding("net.wrong-route", Severity.FAIL, "1", Evidence("x"), hosts=["a"], explains=["net.firewall"])
+    second = finding("net.firewall", Severity.FAIL, "2", Evidence("y"), hosts=["a"], explains=["net.slow"])
+    third = finding("net.slow", Severity.WARN, "3", Evidence("z"), hosts=["a"])
+    told = {item.id: item.folded_under for item in folded_and_sorted([third, second, first])}
+    assert told == {"net.wrong-route": "", "net.firewall": "net.wrong-route", "net.slow": "net.wrong-route"}
+
+
+def test_what_is_sure_is_told_before_a_guess() -> None:
+    guess = finding("hang.elsewhere", Severity.FAIL, "it sleeps", Evidence("x"), hosts=["a"], confidence=0.6)
+    sure = finding("hang.stopped", Severity.FAIL, "it is stopped", Evidence("y"), hosts=["b"])
+    warning = finding("hang.leftovers", Severity.WARN, "it is old", Evidence("z"), hosts=["b"])
+    told = folded_and_sorted([warning, guess, sure])
+    assert [item.id for item in told] == ["hang.stopped", "hang.elsewhere", "hang.leftovers"]
 
 
 def test_an_entry_that_has_expired_ignores_nothing_any_more(tmp_path: Path) -> None:

@@ -20,7 +20,17 @@ from hypothesis import strategies as st
 from nccl_doctor.agent import isolated, nvml, probing
 from nccl_doctor.agent.probes import gpu as gpu_probe
 from nccl_doctor.agent.probes import kernel_log, topology
+from nccl_doctor.collect.check import local_probes
 from nccl_doctor.collect.run import CheckOptions
+from tests.hardware_kit import fleet, machines
+
+
+@pytest.mark.skipif(machines.compiler_missing(), reason="no gcc: the stand-in NVML cannot be compiled")
+@pytest.mark.parametrize("stage", fleet.STAGES)
+def test_one_stage_alone_asks_for_all_that_its_rules_go_by(stage: str, healthy: fleet.Facts) -> None:
+    asked = {probe: told for probe, told in healthy.items() if probe in local_probes((stage,))}
+    report = fleet.report({"gpu01": asked, "gpu02": asked}, (stage,))
+    assert (report.verdict, report.unknown) == ("healthy", ())
 
 
 def test_isolated_call_reports_in_order() -> None:

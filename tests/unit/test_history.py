@@ -76,6 +76,20 @@ def test_a_host_that_was_not_reached_or_not_measured_whole_has_not_passed() -> N
     assert {item.host for item in kept.hosts if item.measured} == {"gpu01", "gpu02"}
 
 
+def test_a_stage_that_applied_to_no_host_has_passed_nobody() -> None:
+    """A GPU that failed and is gone since (no host has one any more) was not seen to be good again."""
+    builder = Builder(stages=("connectivity", "ports", "gpu"))
+    for probes in builder.probes.values():
+        probes["gpu"] = {"nvml": {"outcome": "not-run"}, "smi": {"outcome": "not-run"}, "gpus": []}
+        probes["kernel_log"] = {"source": "/dev/kmsg", "total": 0, "lines": []}
+    report = judge(builder.bundle())
+    assert report.verdict == "healthy"
+    later = run_of(builder.bundle(), report, "check")
+    earlier = run(0, "gpu01 gpu02", bad=(failing("gpu01", "0"),))
+    (told,) = analyse([msgspec.structs.replace(earlier, created="2025-12-01T00:00:00+00:00"), later]).components
+    assert told.marks == "F?"
+
+
 @pytest.mark.parametrize(("kind", "mode"), [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete")])
 def test_write_ahead_logging_only_on_local_file_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str

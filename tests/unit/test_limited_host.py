@@ -70,6 +70,16 @@ def test_what_met_a_limit_is_answered_later_and_a_closed_port_is_not(run: Run) -
     assert perhaps_limited(run.facts(Links)) == []  # all is known now: nothing is left in doubt
 
 
+def test_whose_connects_were_cut_short_is_not_told_that_nobody_could_be_connected_to(run: Run) -> None:
+    """By the run's deadline, say: then no peer is known to be open, and none to be closed."""
+    run.results["b"]["links"] = ProbeResult(Outcome.TIMED_OUT, None, "stopped by the run's deadline")
+    mesh.Mesh(run, {})._measure_throughput({"a": Links((), ())})
+    assert [run.results[host]["throughput"].detail for host in ("a", "b")] == [
+        "no peer could be connected to",
+        "its connects were not measured",
+    ]
+
+
 def test_what_there_was_no_time_for_stays_in_doubt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh, "AGAIN_S", 0.0)
     try_again(run)

@@ -67,6 +67,30 @@ def test_reject_is_told_from_drop() -> None:
     assert found.id == "net.firewall.rejected" and found.hosts == ("gpu02",)
 
 
+@pytest.mark.parametrize(("outward", "inward"), [("timed-out", "unreachable"), ("refused", "timed-out")])
+def test_a_host_that_lets_nothing_out_hides_no_host_that_lets_nothing_in(outward: str, inward: str) -> None:
+    """What gpu02 cannot send says nothing of gpu03: those who can ask it are all turned away, and are not to blame."""
+    builder = Builder()
+    for peer in ("gpu01", "gpu04", "gpu02"):
+        for link in builder.links(peer, "gpu03"):
+            link.update(outcome=inward, detail="no", messages=0, answered=0)
+    for peer in NAMES:
+        for link in builder.links("gpu02", peer):
+            link.update(outcome=outward, detail="no", messages=0, answered=0)
+    found = [item for item in judge(builder.bundle()).causes if item.id.startswith("net.firewall")]
+    assert sorted(item.hosts for item in found) == [("gpu02",), ("gpu03",)]
+    assert all(item.confidence == 1.0 for item in found)
+
+
+def test_a_firewall_hides_no_interface_of_another_mtu() -> None:
+    """What a host's own kernel says of its interface is nobody's consequence."""
+    builder = Builder().unanswered(("gpu02", "gpu03"))
+    for host, path in builder.each("path-mtu"):
+        path.update(interface_mtu=9000 if host == "gpu03" else 1500)
+    told = {item.id: item.folded_under for item in judge(builder.bundle()).findings}
+    assert told["net.mtu.mismatch"] == "" and "net.firewall.dropped" in told
+
+
 def test_only_the_master_port_blocked() -> None:
     builder = Builder().unanswered(*((source, "gpu01") for source in NAMES), purpose="master")
     found = only(judge(builder.bundle()))

@@ -525,3 +525,6 @@ def test_a_disk_that_cannot_be_looked_at_is_neither_large_enough_nor_too_small()
     silent = msgspec.structs.replace(system().filesystems[1], outcome="timed-out", free_bytes=0)
     result = run("requirements.room", host(filesystems=(system().filesystems[0], silent)), Plan(require=("disk=1G",)))
     assert not result.findings and not result.passed and "timed-out" in result.unknown[0].why
+    both = Plan(require=("disk=1G", "shm=999T"))
+    result = run("requirements.room", host(filesystems=(silent,)), both)
+    assert ids(result) == [("require.shm", ("a",))] and [gap.what for gap in result.unknown] == ["disk=1G"]

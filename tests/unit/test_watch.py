@@ -436,6 +436,32 @@ def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
     assert clean(told(watched.bundle(dict.fromkeys(hosts, nobody))))
 
 
+def test_two_names_of_one_machine_are_told_and_no_fault_of_it() -> None:
+    def at(bundle: Bundle, address: str) -> Bundle:
+        reach = Reach(ReachOutcome.OK, address=address, port=22)
+        return msgspec.structs.replace(
+            bundle, hosts=tuple(msgspec.structs.replace(host, reach=reach) for host in bundle.hosts)
+        )
+
+    def calls_itself(name: str) -> Change:
+        def change(now_s: float, sample: dict[str, Any]) -> None:
+            sample["named"] = {"calls_itself": name, "addresses": ["10.0.0.1"]}
+
+        return change
+
+    def unnamed(now_s: float, sample: dict[str, Any]) -> None:
+        del sample["named"]
+
+    one = {name: calls_itself("node0") for name in ("gpu01", "gpu02")}
+    answer = told(at(watched.bundle(one), "10.0.0.1"))
+    (found,) = [item for item in answer.report.causes if item.id == "host.named-twice"]
+    assert (found.severity, found.hosts) == (Severity.WARN, ("gpu01", "gpu02"))
+    assert found.title.startswith("gpu01 and gpu02 are one machine, node0: ")
+    two = {"gpu01": calls_itself("node0"), "gpu02": calls_itself("node1")}
+    assert clean(told(at(watched.bundle(two), "10.0.0.1"))), "two machines behind a jump host each"
+    assert gaps(told(watched.bundle({"gpu01": unnamed}))) == {("whether two names are one machine", ("gpu01",))}
+
+
 def test_samples_that_come_late_count_from_when_they_were_taken() -> None:
     series = HostSeries("gpu01", 5.0)
     for at_s in range(1000, 1100, 5):

@@ -66,6 +66,7 @@ def host_sample(at_s: float, ranks: range, world: int) -> dict[str, Any]:
             "namespace": "net:[1]", "uid": 0, "refused": {"count": 0, "pids": []}, "unnumbered": 0,
         },
         "log": {"outcome": "ok", "told": log},
+        "named": {"calls_itself": f"node{ranks.start}", "addresses": [f"10.0.0.{ranks.start + 1}"]},
         "cost_s": at_s / 1000,
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """A host on which a job runs, looked at again and again: each sample is told as an event, and nothing is kept here."""
 
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -96,7 +97,7 @@ def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
         sample: Dict[str, Any] = {"at_s": started, **_host()}
         begun = look.begin(started, every_s / 5)
         if begun:
-            nics = _interfaces()
+            nics, sample["named"] = _interfaces(), _named()
         if told := look.found():
             found, unread = told
             # Who has rewritten its environment since (setproctitle) is not found again, and lives all the same.
@@ -179,6 +180,14 @@ def _waiting(name: str) -> Optional[float]:
         return float(found[0]) if line.startswith("some") and found else None
     except ValueError:
         return None
+
+
+def _named() -> Dict[str, Any]:
+    """What the host calls itself, and its addresses: by these two names of one machine are known."""
+    return {
+        "calls_itself": socket.gethostname(),
+        "addresses": [one["address"] for one in interfaces.kernel_addresses()],
+    }
 
 
 def _interfaces() -> List[str]:

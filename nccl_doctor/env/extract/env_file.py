@@ -9,6 +9,8 @@ from nccl_doctor.env.assignments import Assignment, How, is_ours
 
 _LINE = re.compile(r"\s*(?:export\s+)?[\"']?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)\Z", re.DOTALL)
 _SYSTEMD = re.compile(r"\s*Environment=(.*)\Z", re.DOTALL)
+# What no shell reads: systemd and DeepSpeed (which opens it as text) take a Windows line end for a line end.
+_WITHOUT_LINE_ENDS = (".service", ".deepspeed_env")
 _WORD = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+")
 
 
@@ -23,7 +25,10 @@ def read(text: str, file: str = "") -> list[Assignment]:
         quoted = re.match(r"(['\"])(.*?)\1", value)
         value = quoted[2] if quoted else re.split(r"\s#", value)[0].rstrip("\"'").rstrip()
         dynamic = "$" in value and not (quoted and quoted[1] == "'")
-        found.append(Assignment(match[1], None if dynamic else value, file, number, How.ENV_FILE, line.strip(), file))
+        quoted_line = line.strip(" \t")
+        if file.endswith(_WITHOUT_LINE_ENDS):
+            quoted_line = quoted_line.rstrip("\r")
+        found.append(Assignment(match[1], None if dynamic else value, file, number, How.ENV_FILE, quoted_line, file))
     return found
 
 

@@ -19,6 +19,7 @@ from nccl_doctor.env.extract import conf, env_file, shell
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
+_LINES = re.compile(r"(?:export\s+)?[A-Za-z_][A-Za-z0-9_]*=")
 # Templates (Helm, Jinja, envsubst) are not YAML before they are rendered. No expression reaches beyond where the next one begins,
 # so that one that is never closed costs one pass.
 _TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\})|\{(?!%))*%\}|\$\{[^{}\n]*\}")
@@ -56,6 +57,9 @@ def _parsed(text: str, lines: list[str], file: str) -> list[Assignment]:
     """What a YAML text sets, in line order. ``lines`` are quoted: those of the file as it stands."""
     found: list[Assignment] = []
     for document in yaml.compose_all(text, Loader=_LOADER):
+        if isinstance(document, yaml.ScalarNode) and _LINES.match(document.value):
+            # To YAML this is one text, which sets nothing: passed over, each of its lines would have been called good.
+            raise BadYaml("lines of NAME=value and no mapping; name it .env, or .sh, if it is one")
         if document is not None:  # a reader for each: the nodes of the document before are gone, their ids used again
             reader = _Reader(file, lines)
             reader.walk(document)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.env import lint
+from nccl_doctor.env import files, lint
 from nccl_doctor.env.assignments import MAX_ARMS, Assignment, How
 from nccl_doctor.env.extract import conf, docker, env_file, log, python_source, shell, yaml_file
 from nccl_doctor.findings.model import Severity
@@ -235,6 +236,48 @@ def test_a_shell_takes_a_windows_line_end_into_the_value(script: str, taken: lis
     assert [item.title for item in before] == [
         "NCCL_DEBUG: a shell takes the Windows line end into the value ('INFO\\r')"
     ]
+
+
+def test_a_windows_line_end_of_an_env_file_harms_where_a_shell_reads_it() -> None:
+    def told(text: str, file: str) -> list[tuple[Severity, str]]:
+        found = lint.lint(env_file.read(text, file), "2.30.7")
+        assert not any("\r" in item.evidence[0].text for item in found)
+        return [(item.severity, item.title) for item in found if item.id.endswith("windows-line-end")]
+
+    ((severity, title),) = told('NCCL_NET="IB"\r\nNCCL_IB_TIMEOUT=22\r\n', "job.env")
+    assert severity is Severity.WARN and title == (
+        "NCCL_NET: a shell that reads this file (. FILE, export $(cat FILE)) takes the Windows line end into the value "
+        "('IB\\r')"
+    )
+    assert not told("NCCL_NET=IB\n", "job.env") and not told("NCCL_NET=IB\r\n", "/root/.deepspeed_env")
+    assert not told("Environment=NCCL_NET=IB\r\n", "job.service")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lost"),
+    [
+        ("a.sh", "export NCCL_NET=IB\nexport NCCL_PROTO=LL\n", "NCCL_NET"),
+        ("a", "#!/bin/sh\nexport NCCL_NET=IB\n", ""),  # the mark spoils the first line only
+        ("a.env", "NCCL_NET=IB\n", ""),  # Docker takes it away
+        ("a.py", 'import os\nos.environ["NCCL_NET"] = "IB"\n', ""),
+        ("a.yaml", "env:\n  NCCL_NET: IB\n", ""),
+    ],
+)
+def test_a_byte_order_mark_hides_no_line(name: str, text: str, lost: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f"\ufeff{text}", encoding="utf-8")
+    reading = files.read([str(tmp_path / name)])
+    assert "NCCL_NET" in [item.name for item in reading.assignments] and not reading.problems
+    found = [item for item in lint.lint(reading.assignments, "2.30.7") if "byte order mark" in item.title]
+    assert [item.title.partition(" ")[0] for item in found] == [lost] * bool(lost)
+    for item in found:
+        assert item.fixes[0].command.startswith(r"sed -i '1s/^\xEF\xBB\xBF//' ")
+
+
+def test_lines_of_a_shell_in_a_yaml_file_are_not_called_good() -> None:
+    for text in ("NCCL_TIMEOUT=5\nNCCL_DEBUG=ERROR\n", "export NCCL_DEBUG=ERROR\n"):
+        with pytest.raises(yaml_file.BadYaml, match="no mapping"):
+            yaml_file.read(text)
+    assert not yaml_file.read("a text about NCCL_DEBUG=ERROR\n")
 
 
 def test_env_files() -> None:
