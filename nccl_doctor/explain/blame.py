@@ -42,6 +42,7 @@ _BETWEEN_HOSTS = ("net.mtu", "net.slow")
 _OF_A_GPU = ("gpu.illegal-access", "gpu.oom", "gpu.ecc")
 _OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
 # Who reports these says whom it could not reach.
+_LOOPBACK = ("127.", "localhost", "::1")
 _OF_PEERS = ("ib.retry-exceeded", "net.peer-lost", "net.firewall", "net.packet-loss")
 _PEER = re.compile(
     r"\b(?:peer|from|to|towards) (\[?[\w.:-]{2,64}?)\]?<\d+>|\b(?:Read|Write) error \[([\w.:]{2,64})\]:\d+"
@@ -170,20 +171,20 @@ def _failed_otherwise(case: Case) -> set[int]:
 
 
 def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Places) -> tuple[set[int], set[str]]:
-    """Several hosts that all miss the same one, which misses nobody, blame that one; else both ends of a connection are to be looked at."""
+    """Several that all miss the same host, which misses nobody, blame that one; so does one whose peer has gone. Else both ends of a
+    connection are to be looked at."""
     missed: dict[str, set[str]] = {}  # by who reports
     for hit in item.hits:
-        told = [hit.groups.get("peer", "").partition("<")[0]] if hit.host in hosts else []
+        told = [hit.groups.get("peer", "").partition("<")[0]] if not hosts or hit.host in hosts else []
         if told == [""]:
             told = ["".join(found) for found in _PEER.findall(hit.text)]
         for name in (name.strip("[]") for name in told):
-            missed.setdefault(hit.host, set()).add(places.at.get(name, name))
+            if not name.startswith(_LOOPBACK):
+                missed.setdefault(hit.host or f"rank {hit.rank}", set()).add(places.at.get(name, name))
     peers = set().union(*missed.values())
-    if not peers or len(peers) > _MOST_PEERS:
-        return ranks, hosts
-    if len(missed) > 1 and len(peers) == 1 and peers.isdisjoint(missed):
+    if len(peers) == 1 and peers.isdisjoint(missed) and (len(missed) > 1 or item.id == "net.peer-lost"):
         return set(), peers
-    return ranks, hosts | (peers & places.names)
+    return ranks, hosts | (peers & places.names) if len(peers) <= _MOST_PEERS else hosts
 
 
 def _of_gpu(case: Case, item: Candidate, hosts: set[str]) -> set[int]:

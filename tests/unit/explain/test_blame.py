@@ -101,6 +101,16 @@ def test_whom_all_others_miss_is_to_blame_and_else_both_ends() -> None:
     assert blamed(using + one + two + STATUS_12.format(host="n2", pid=12, peer="10.0.0.0"))[2] == ["n0", "n1", "n2"]
 
 
+RESET = "n{0}:1{0}:9 [0] misc/socket.cc:518 NCCL WARN Net : Call to recv from 10.0.0.{1}<53412> failed : Connection reset by peer\n"
+
+
+def test_of_a_lost_peer_those_who_miss_it_are_no_culprits() -> None:
+    using = "".join(f"n{n}:1{n}:1{n} [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>\n" for n in range(3))
+    assert blamed(using + RESET.format(0, 2)) == ("net.peer-lost", [], ["n2"])
+    assert blamed(RESET.format(0, 2)) == ("net.peer-lost", [], ["10.0.0.2"])
+    assert blamed(using + RESET.format(0, 2) + RESET.format(2, 0))[2] == ["n0", "n2"]
+
+
 def test_the_rank_whose_call_differs_from_all_others_is_named() -> None:
     text = "".join(FINGERPRINT.format(rank, 150, 2, 149) for rank in (0, 1, 3)) + FINGERPRINT.format(2, 149, 0, 150)
     cause = explain_text(text).causes[0]
