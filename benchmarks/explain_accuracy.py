@@ -3,8 +3,9 @@
     python benchmarks/explain_accuracy.py --corpus DIR [--part tune|validate|held-out] [--form FORM] [--wrong]
 
 A case is a directory with ``log.txt`` and ``case.json`` (``cause``, ``acceptable``, ``decisive_line``,
-``undecidable_from_log``). Printed per label and overall: top-1 (the first cause is ``cause`` or in ``acceptable``),
-top-3, evidence (the quoted evidence contains the decisive line), false alarms on ``healthy``, and the confusions.
+``undecidable_from_log``; where they are told also ``ranks`` and ``hosts``, those to blame). Printed per label and overall: top-1
+(the first cause is ``cause`` or in ``acceptable``), top-3, evidence (the quoted evidence contains the decisive line), false alarms on
+``healthy``, the confusions, and how often the first cause, where it is right, blames exactly whom the case tells.
 ``--part`` takes one part of the cases only (see :func:`part_of`); ``--form`` gives the logs as somebody gets them who does not
 have the files: copied out of a terminal of 80 columns, or handed out by a log service (:data:`FORMS`).
 """
@@ -16,7 +17,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class Score:
     healthy: int = 0
     wrong: list[str] = field(default_factory=list)
     confusion: Counter[tuple[str, str]] = field(default_factory=Counter)
+    who: dict[str, Counter[str]] = field(default_factory=lambda: {"ranks": Counter(), "hosts": Counter()})
     per_label: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -95,6 +97,21 @@ def judge(case: dict[str, Any], got: Explanation) -> tuple[bool, bool, bool]:
     return bool(ids[:1] and ids[0] in wanted), bool(wanted & set(ids[:3])), seen
 
 
+def blame(wanted: Iterable[object], got: Iterable[object]) -> str:
+    """How those named compare with those to blame; domains and case make no other host."""
+    right, named = ({_bare(who) for who in some} for some in (wanted, got))
+    if right == named:
+        return "exact"
+    if not named:
+        return "nobody"
+    return "others" if right and not right & named else "more or fewer"
+
+
+def _bare(who: object) -> str:
+    name = str(who).lower()
+    return name if name.replace(".", "").isdigit() else name.partition(".")[0]
+
+
 def run(corpus: Path, part: str = "", form: str = "") -> Score:
     """Explain every case and count."""
     score = Score()
@@ -116,6 +133,9 @@ def run(corpus: Path, part: str = "", form: str = "") -> Score:
         if case["cause"] == "healthy":
             score.healthy += 1
             score.false_alarms += got.verdict in (Verdict.CAUSE_FOUND, Verdict.NOT_DISTRIBUTED) and not top1
+        for kind, told in score.who.items():
+            if top1 and kind in case and case["cause"] not in ("healthy", "unrelated"):
+                told[blame(case[kind], getattr(got.causes[0], kind))] += 1
         counts = score.per_label.setdefault(case["cause"], [0, 0, 0, 0])
         for index, value in enumerate((1, top1, top3, seen)):
             counts[index] += value
@@ -139,6 +159,10 @@ def show(score: Score, label: str) -> None:
         f"{label}: {score.cases} cases  top-1 {score.top1 / score.cases:6.1%}  top-3 {score.top3 / score.cases:6.1%}  "
         f"evidence {score.evidence / score.cases:6.1%}  false alarms {score.false_alarms}/{score.healthy} healthy"
     )
+    for kind, told in score.who.items():
+        if told:
+            rest = ", ".join(f"{count} {how}" for how, count in told.most_common() if how != "exact")
+            print(f"  {kind} to blame: {told['exact']} of {told.total()} exactly; {rest or 'no other'}")
 
 
 def main() -> None:
