@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 from collections.abc import Iterable
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.lines import shape
 
 _MOST_PEERS = 2  # of several, none is singled out
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
@@ -35,12 +38,23 @@ _OF_A_HOST = (
     ),
     *("net.wrong-interface", "net.hostname-resolution", "net.plugin", "net.firewall", "launch.env-missing"),
 )
+_ALIKE_THERE = (
+    "sys.",
+    "gpu.driver",
+    "gpu.fabric-manager",
+    "gpu.imex",
+    "ib.memlock",
+    "ib.device-not-found",
+    "net.wrong-interface",
+)
 # What stands on the one host of a job, whichever rank met it first.
 _ON_THE_HOST = ("gpu.", "sys.", "ib.", "net.mtu")
 # What lies between two hosts is the fault of neither alone, as far as a log tells.
 _BETWEEN_HOSTS = ("net.mtu", "net.slow")
 _OF_A_GPU = ("gpu.illegal-access", "gpu.oom", "gpu.ecc")
 _OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
+# What is written for the job as a whole, and wrong for all ranks alike.
+_OF_THE_JOB = ("env.bad-nccl-var", "app.ddp-unused-params", "app.pg-misuse", "sw.", "net.plugin")
 # Who reports these says whom it could not reach.
 _LOOPBACK = ("127.", "localhost", "::1")
 _OF_PEERS = ("ib.retry-exceeded", "net.peer-lost", "net.firewall", "net.packet-loss")
@@ -96,8 +110,13 @@ class Places:
         return set(range(free[0] * size, (free[0] + 1) * size)) if len(free) == 1 and world > size else set()
 
     def _in_block(self, rank: int) -> str:
-        """The host of a rank that names none: launchers give each host as many ranks as the others, in a row. However many that may
-        be, ranks on more than half of the block show whose it is."""
+        """The host of a rank that names none: launchers give each host as many ranks as the others, in a row. It is the one of the
+        ranks on both sides; or, however many ranks a host may have, that of the ranks on more than half of the block."""
+        if self._in_a_row:
+            at = bisect.bisect(self._ranks, rank)
+            beside = {self.told[one] for one in self._ranks[max(at - 1, 0) : at + 1]}
+            if 0 < at < len(self._ranks) and len(beside) == 1:
+                return min(beside)
         answers = {self._at(rank, size) for size in self._all_sizes}
         return min(answers) if len(answers) == 1 else ""
 
@@ -105,6 +124,16 @@ class Places:
         first = rank - rank % size
         known = [one for one in range(first, first + size) if one in self.told]
         return self.told[known[0]] if known and 2 * (known[-1] - known[0] + 1) > size else ""
+
+    @functools.cached_property
+    def _ranks(self) -> list[int]:
+        return sorted(self.told)
+
+    @functools.cached_property
+    def _in_a_row(self) -> bool:
+        """Whether hosts have ranks that follow each other, and not every n-th one."""
+        pairs = itertools.pairwise(self._ranks)
+        return any(other == one + 1 and self.told[one] == self.told[other] for one, other in pairs)
 
     @functools.cached_property
     def _all_sizes(self) -> list[int]:
@@ -153,8 +182,10 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
         ranks = _only_one(item, hosts)
     if not ranks and item.id.startswith((*_OF_A_GPU, "app.")):
         ranks = _failed_otherwise(case)
-    if not ranks and item.id.startswith(_OF_A_HOST):
-        ranks = places.ranks(hosts)
+    if len(hosts) > 1 and hosts >= places.names and item.id.startswith(_OF_THE_JOB):
+        return set(), set()  # all hosts are alike
+    if item.id.startswith(_OF_A_HOST) and (not ranks or item.id.startswith(_ALIKE_THERE)):
+        ranks |= places.ranks(hosts)
     return ranks, hosts
 
 
@@ -189,7 +220,9 @@ def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Place
 
 def _of_gpu(case: Case, item: Candidate, hosts: set[str]) -> set[int]:
     """The ranks on the GPUs that the quoted lines name by their place on the bus, as NCCL's init lines do."""
-    named = {_address(*found) for hit in item.hits for found in _PCI.findall(hit.text)}
+    telling = [hit for hit in item.hits if _PCI.search(hit.text)]
+    alike = [hit for hit in telling if shape(hit.text) == shape(telling[0].text)]
+    named = {_address(*found) for hit in alike for found in _PCI.findall(hit.text)}
     found: set[int] = set()
     for hit in case.hits(*_INIT) if named else ():
         told = _BUS_ID.search(hit.text)

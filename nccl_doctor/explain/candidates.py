@@ -130,5 +130,7 @@ def _join(found: Iterable[Candidate]) -> list[Candidate]:
         best.slows = best.slows or item.slows
         if not best.ranks and not best.hosts:  # of a host known only by name, no other ranks are to blame
             best.ranks = item.ranks
-        best.hosts = best.hosts or item.hosts
+            best.hosts = item.hosts
+        elif not best.hosts and item.ranks and item.ranks <= best.ranks:
+            best.hosts = item.hosts
     return list(by_id.values())

@@ -46,6 +46,8 @@ def of_same_process(hit: Hit, told: Iterable[Hit]) -> list[Hit]:
     return [one for one in told if pids and place(one) != place(hit) and pids & set(_ENDED.findall(one.text))]
 
 
+_STARTED = ("tests-device", "rank-on-host", "rank-on-host-somehow")  # a rank names itself and its host
+_MAPPED = re.compile(r"'([\w.-]{1,64})': \[([\d, ]{1,4000})\]")
 _TASKS = re.compile(r"srun: error: ([\w.-]+): tasks? (\d[\d,-]{0,200}): ")
 
 
@@ -77,7 +79,7 @@ class Names:
         without those for whom the most trustworthy of them names several hosts."""
         table = _hosts_in_table(sorted(self._hits("torchrun-host", "torchrun-rank"), key=place))
         started = ((host, rank) for (host, _), rank in self._by_process.items() if host)
-        lines = self._hits("tests-device", "rank-on-host", "rank-on-host-somehow")
+        lines = self._hits(*_STARTED)
         said = (
             (name, int(hit.groups["rank"]))
             for hit in lines
@@ -85,13 +87,25 @@ class Names:
         )
         spoke = ((hit.host, rank) for rank, hit in self._summary.last_of_rank.items() if hit.host)
         found: dict[int, str] = {}
-        for pairs in (table, started, said, self._ended_by_srun(), spoke):
+        for pairs in (table, started, said, self._mapped(), self._ended_by_srun(), spoke):
             told: dict[int, set[str]] = {}
             for host, rank in pairs:
                 told.setdefault(rank, set()).add(host)
             for rank, names in told.items():
                 found.setdefault(rank, min(names) if len(names) == 1 else "")
         return {rank: host for rank, host in found.items() if host}
+
+    def _mapped(self) -> Iterator[tuple[str, int]]:
+        """The host of each rank, as launchers list them before they start."""
+        for hit in self._hits("ranks-of-hosts"):
+            for host, ranks in _MAPPED.findall(hit.groups["mapping"]):
+                yield from ((host, int(rank)) for rank in re.findall(r"\d{1,7}", ranks))
+        host = ""
+        for hit in sorted(self._hits("map-of-node", "map-of-rank"), key=place):
+            if hit.signature == "map-of-node":
+                host = hit.groups["host"]
+            elif host:
+                yield host, int(hit.groups["rank"])
 
     def with_pids(self, pids: Iterable[str], hosts: Collection[str]) -> set[int]:
         """The ranks of these processes of these hosts; of any, if the hosts are not known and no two hosts have such a process."""
@@ -120,6 +134,9 @@ class Names:
             rank = hit.groups.get("rank", "")
             if hit.pid and rank.isdecimal() and hit.groups.get("nranks", "").isdecimal():
                 named.setdefault((hit.host, hit.pid), int(rank))
+        for hit in self._hits(*_STARTED):
+            if hit.pid and prefix.is_host(hit.groups["host"]):
+                named.setdefault((hit.groups["host"], hit.pid), int(hit.groups["rank"]))
         return named
 
     def _ray_workers(self) -> dict[str, int]:

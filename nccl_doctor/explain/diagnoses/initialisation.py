@@ -261,6 +261,16 @@ _VERSIONS_CLASH = (
 _RAN = (*WORK, "nccl-init-complete")
 
 
+def _of_the_rarest(told: dict[str, list[Hit]]) -> tuple[set[int], set[str]]:
+    """The ranks and the hosts that print another version than at least twice as many do; the hosts of all, if none is rare."""
+    versions = sorted((speakers(hits) for hits in told.values()), key=lambda said: (len(said[1]), len(said[0])))
+    rare, usual = versions[0], versions[-1]
+    at = 1 if usual[1] else 0  # hosts, where they are known
+    if 2 * len(rare[at]) <= len(usual[at]):
+        return rare
+    return set(), set().union(*(hosts for _, hosts in versions))
+
+
 @diagnosis
 def different_nccl_versions(case: Case) -> Iterable[Candidate]:
     """The hosts of one job print different NCCL versions, and initialisation fails.
@@ -289,7 +299,7 @@ def different_nccl_versions(case: Case) -> Iterable[Candidate]:
                 *_different_images(case),
                 *case.hits("nccl-version"),
             ],
-            hosts=hosts_of(case.hits("nccl-version")),
+            *_of_the_rarest(told),
             final=True,
         )
         return

@@ -133,6 +133,11 @@ class Kept:
         group = self.summary.groups.get(name)
         return group.hits if group else []
 
+    def _last_above(self, hit: Hit, *names: str) -> Hit | None:
+        """The last line above this one that one of these signatures recognised."""
+        found = (one for name in names for one in self._hits(name) if one.line < hit.line)
+        return max(found, key=lambda one: one.line, default=None)
+
     def _at_its_host(self, hit: Hit) -> Hit:
         """The line with the host that its label is known to stand for."""
         if hit.host:
@@ -143,14 +148,12 @@ class Kept:
 
     def _in_its_section(self, hit: Hit) -> Hit:
         """A line with the rank and the host of the file that head or tail names above it, where it tells none itself."""
-        heading = max(
-            (one for one in self._hits("section") if one.line < hit.line), key=lambda one: one.line, default=None
-        )
-        if heading is None or heading.file != hit.file:
+        heading = self._last_above(hit, "section", "typed-look", "typed-launch")
+        if heading is None or heading.signature != "section":
             return hit
         path = heading.groups["path"]
         rank, host = inputs.identity(path)
-        named = re.match(r"[\w.-]{2,64}(?= \(|$)", path)
+        named = re.match(r"[\w.-]{2,64}(?= |$)", path)
         host = host or (named[0] if named and prefix.is_host(named[0]) else "")
         return msgspec.structs.replace(hit, rank=rank if hit.rank is None else hit.rank, host=hit.host or host)
 
@@ -158,8 +161,7 @@ class Kept:
         """A line of no rank below a command that looks at a host, with that host."""
         if hit.host or hit.rank is not None:
             return hit
-        typed = (one for name in ("typed-look", "typed-launch") for one in self._hits(name))
-        last = max((one for one in typed if one.line < hit.line), key=lambda one: one.line, default=None)
+        last = self._last_above(hit, "section", "typed-look", "typed-launch")
         if last is None or last.signature != "typed-look":
             return hit
         return msgspec.structs.replace(

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d+")
 _NO_HOST = re.compile(
     r"(?!gpu-?0\d)(?:global|local|node)?[-_]?(?:rank|gpu|npu|xpu|dcu|hpu|cuda|cpu|device|default|thread|proc|process|worker|trainer|task|group|"
     r"replica|actor|rollout|stage|step|epoch|iter|iteration|layer|batch|attempt|shard|part|chunk|[tdpec]p|pg|pid|r|rk|p|v|x|cu|sm|line|"
-    r"run|exp|test|try|phase|job|seed|fold|trial|env|engine|client|server|[iwefd])[-_:.]?\d+",
+    r"run|exp|test|try|phase|job|seed|fold|trial|env|engine|client|server)[-_:.]?\d+|(?-i:[IWEFD]\d{3,4})",
     re.IGNORECASE,
 )
 

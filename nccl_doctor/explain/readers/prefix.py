@@ -74,6 +74,7 @@ _MPI = re.compile(
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
 # Not the number and the name of an interface, as ip and ifconfig list them: "2: eth0: <BROADCAST,...".
 _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: (?!\S{1,40}: <[A-Z])|$)")
+_PID_TAG = re.compile(r"\[pid (?P<pid>\d{1,9})\] ")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
     r"\((?:[\w.:=\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
@@ -160,6 +161,8 @@ def is_host(name: str) -> bool:
     """Whether a word that stands before a text looks like the name of a host."""
     lower = name.lower()
     if lower in _NO_HOSTS or name.endswith(_NO_DOMAINS):
+        return False
+    if lower.startswith("nvidia-nvswitch"):  # the driver names its switches so
         return False
     if re.search(r"(?:Error|Exception|Warning|Interrupt|Exit|\.error|\.timeout)$|^E[A-Z]\d{4}$", name):  # CANN: EI0006
         return False
@@ -333,6 +336,10 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
         line.task = int(found.group("rank"))
         line.host = found.group("host") or line.host
         return _rank(line, found)
+    found = _PID_TAG.match(text, at)
+    if found:
+        line.pid = found.group("pid")
+        return found.end(), f"p{line.pid}"
     found = _POD.match(text, at) or _TOLD_HOST.match(text, at)
     if found:
         line.host = found.group(1)

@@ -323,8 +323,24 @@ says(
 says(
     "rank-on-host",  # as programs tell it when they start
     "ostname {host}, rank {rank:int}",
-    "ip={host}, pid={pid:int}) world_rank={rank:int},",  # Ray Train
+    "ip={host:word}, pid={pid:int}) world_rank={rank:int},",  # Ray Train
+    "SLURM_PROCID={rank:int} {}SLURMD_NODENAME={host:word}",
+    "Rank={rank:int} Node={host:word} ",  # NVIDIA's resiliency extension
     why="Which host a rank runs on.",
+)
+says(
+    "ranks-of-hosts",
+    "global_rank_mapping={mapping}",
+    why="DeepSpeed's launcher: the ranks of each host.",
+)
+says(
+    "map-of-node", "Data for node: {host:word}", every=True, why="mpirun --display-map: a host; its ranks stand below."
+)
+says(
+    "map-of-rank",
+    "App: {app:int} Process rank: {rank:int} Bound",
+    every=True,
+    why="mpirun --display-map: a rank of the host above.",
 )
 says(
     "rank-on-host-somehow",
@@ -580,6 +596,8 @@ says(
 says(
     "section",
     *(f"==> {{path}}{end} <==" for end in (".log", ".out", ".err", ".txt", "stderr", "stdout", ")")),
+    "==> kubectl logs {path} <==",
+    "==> docker logs {path} <==",
     every=True,
     why="head or tail over several files: what stands below is of that one.",
     where=lambda groups, line: line.startswith("==> ") and line.rstrip().endswith(" <=="),
@@ -611,7 +629,7 @@ says(
         + _TOOL
         + r"|[\w.-]{1,32}@(?P<host>[A-Za-z][\w.-]{1,63})[ :\])][^$#]{0,80}[$#] "
         + _TOOL
-        + r"|^\W?(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20})[$#] "
+        + r"|^\W?(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20}) ?[$#] "
         + _TOOL
     ),
     every=True,

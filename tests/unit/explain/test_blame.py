@@ -58,6 +58,10 @@ def test_torchruns_table_tells_the_hosts_of_lower_local_ranks_too() -> None:
         "Horovod initialized. Hostname gx7, rank 3 / size 4",
         "(TrainController pid=5126) - (node_id=9c1, ip=gx7, pid=5130) world_rank=3, local_rank=1",
         "srun: error: gx7: task 3: Exited with exit code 1",
+        "3: [pid 77] SLURM_PROCID=3 SLURM_LOCALID=1 SLURMD_NODENAME=gx7",
+        "global_rank_mapping=defaultdict(<class 'list'>, {'gx6': [0, 1], 'gx7': [2, 3]})",
+        " Data for node: gx6\tNum slots: 2\n Process OMPI jobid: [3,1] App: 0 Process rank: 1 Bound: UNBOUND\n"
+        " Data for node: gx7\tNum slots: 2\n Process OMPI jobid: [3,1] App: 0 Process rank: 3 Bound: UNBOUND",
     ],
 )
 def test_programs_and_launchers_tell_where_a_rank_runs(line: str) -> None:
@@ -138,6 +142,7 @@ def test_ranks_that_never_joined_any_collective_are_named_by_the_desync_report()
         ("ops@rack7:~$ sudo dmesg -T | tail", "rack7"),
         ("$ ssh hx03 sudo dmesg -T", "hx03"),
         ("r12c04$ journalctl -k", "r12c04"),
+        ("hop-32 $ sudo dmesg", "hop-32"),
         ("$ kubectl exec -it train-3 -- dmesg", "train-3"),
         ("$ dmesg", ""),
         ("ops@rack7:~$ python train.py", ""),
@@ -180,5 +185,26 @@ def test_what_stands_below_a_files_name_is_of_that_file() -> None:
     raised = "Exception in thread Thread-3:\nTraceback (most recent call last):\n  File \"/srv/d.py\", line 8, in f\nKeyError: 'x'\n"
     log = "".join(f"==> logs/rank{rank}.log <==\n{steps}{raised if rank == 5 else ''}\n" for rank in (4, 5, 6))
     assert blamed(log) == ("app.rank-exception", [5], [])
+    typed = (
+        "[root@hpc-g22 ~]# dmesg\n[88123.1] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
+    )
+    assert blamed(f"==> logs/node3_hpc-g25.log <==\nstep 1 loss 3.1\n{typed}")[2] == ["hpc-g22"]
+    assert blamed(f"==> kubectl logs pod-4 -c main <==\n{RAISED.replace('[rank{0}]: ', '')}")[2] == ["pod-4"]
     registered = "E0917 16:19:13.189584   2201 rdma_context.cpp:211] Failed to register memory 0x7fa4cc000000: Bad address [14]\n"
     assert blamed(f"==> prefill-0 (10.10.11.1) <==\n{registered}")[2] == ["prefill-0"]
+
+
+def test_whose_release_is_the_rare_one_is_to_blame() -> None:
+    told = "[1,{0}]<stdout>:NCCL version {1}+cuda12.4\n"
+    truncated = "[1,8]<stdout>:lab3:31:32 [0] bootstrap.cc:77 NCCL WARN Message truncated : received 2560 bytes instead of 3072\n"
+    log = told.format(0, "2.21.5") + told.format(4, "2.18.3") + told.format(8, "2.21.5") + truncated
+    assert blamed(log)[:2] == ("sw.nccl-version-mismatch", [4])
+    assert blamed(told.format(1, "2.18.3") + log)[1] != [4]  # two and two
+
+
+def test_what_is_wrong_for_all_hosts_alike_blames_none() -> None:
+    warned = "n{0}:1{0}:9 [0] net.cc:371 NCCL WARN Error: network AWS Libfabric not found.\n"
+    named = "n{0}:1{0}:9 [0] NCCL INFO NCCL_NET set by environment to AWS Libfabric.\n"
+    both = "".join(named.format(n) + warned.format(n) for n in (0, 1))
+    assert blamed(both)[1:] == ([], [])
+    assert blamed(both.replace("n1:11:9 [0] net.cc", "n0:10:9 [0] net.cc"))[2] == ["n0"]
