@@ -12,6 +12,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.lines import shape
 
+_MOST_LINES = 128  # in which a peer is named
 _MOST_PEERS = 2  # of several, none is singled out
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
 # What ails a host ails each rank on it; of other causes one rank of the host may be the only one to blame.
@@ -72,8 +73,17 @@ class Places:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self.told = case.hosts_by_rank()
-        self.names = set(self.told.values()) | case.nccl_hosts or set(case.summary.hosts)
+        told = case.hosts_by_rank()
+        short = _shortest({*told.values(), *case.nccl_hosts, *case.summary.hosts})
+        using = (hit for hit in case.hits("bootstrap-using") if hit.host)
+        addresses = {hit.groups["address"].strip("[]"): short.get(hit.host, hit.host) for hit in using}
+        self._names = short | addresses
+        self.told = {rank: self._names.get(host, host) for rank, host in told.items()}
+        self.names = set(map(self.name, {*told.values(), *case.nccl_hosts} or case.summary.hosts))
+
+    def name(self, host: str) -> str:
+        """One name for a host that has several: an address that NCCL says it uses, and a name with and without its domain."""
+        return self._names.get(host, host)
 
     def hosts(self, ranks: Iterable[int]) -> set[str]:
         """The hosts on which these ranks ran, as far as the logs name them or as they follow from the ranks beside them."""
@@ -87,11 +97,6 @@ class Places:
         if wanted >= self.names:
             return set()
         return {rank for rank in range(min(self._case.world, _MOST_RANKS)) if self.hosts((rank,)) & wanted}
-
-    @functools.cached_property
-    def at(self) -> dict[str, str]:
-        """The host of each address that NCCL says it uses."""
-        return {hit.groups["address"].strip("[]"): hit.host for hit in self._case.hits("bootstrap-using") if hit.host}
 
     @functools.cached_property
     def only(self) -> str:
@@ -157,9 +162,17 @@ class Places:
         return len({block for block, _ in blocks}) == len({host for _, host in blocks}) == len(blocks)
 
 
+def _shortest(names: set[str]) -> dict[str, str]:
+    """The shortest of the names that differ by their domains only, for each of them."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(name if name.replace(".", "").isdigit() else name.partition(".")[0], []).append(name)
+    return {name: min(same, key=len) for same in alike.values() for name in same}
+
+
 def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]]:
     """The ranks and the hosts to blame for a cause: what it names itself, and what follows from that."""
-    ranks, hosts = set(item.ranks), set(item.hosts)
+    ranks, hosts = set(item.ranks), set(map(places.name, item.hosts))
     if not hosts and len(ranks) < max(case.world, 2):  # that all ranks ran somewhere blames no host
         hosts = places.hosts(ranks)
     if not hosts and places.only and item.id.startswith(_ON_THE_HOST):
@@ -175,18 +188,24 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
             if "pid" in hit.text or "illed" in hit.text
             for pid in _PID.findall(hit.text)
         ]
-        ranks = case.ranks_with(pids, hosts)
+        ranks = case.ranks_with(pids, _all_names(item, hosts, places))
     if not ranks and item.id.startswith("gpu."):
-        ranks = _of_gpu(case, item, hosts)
+        ranks = _of_gpu(case, item, hosts, places)
     if not ranks and item.id.startswith(_OF_A_GPU):
-        ranks = _only_one(item, hosts)
+        ranks = _only_one(item, _all_names(item, hosts, places))
     if not ranks and item.id.startswith((*_OF_A_GPU, "app.")):
         ranks = _failed_otherwise(case)
-    if len(hosts) > 1 and hosts >= places.names and item.id.startswith(_OF_THE_JOB):
-        return set(), set()  # all hosts are alike
+    alike = (len(hosts) > 1 and hosts >= places.names) or 1 < case.world <= len(ranks)
+    if alike and item.id.startswith(_OF_THE_JOB):
+        return set(), set()
     if item.id.startswith(_OF_A_HOST) and (not ranks or item.id.startswith(_ALIKE_THERE)):
         ranks |= places.ranks(hosts)
     return ranks, hosts
+
+
+def _all_names(item: Candidate, hosts: set[str], places: Places) -> set[str]:
+    """These hosts, by all names that the cause's own lines have for them."""
+    return hosts | {name for name in item.hosts if places.name(name) in hosts}
 
 
 def _only_one(item: Candidate, hosts: set[str]) -> set[int]:
@@ -205,20 +224,25 @@ def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Place
     """Several that all miss the same host, which misses nobody, blame that one; so does one whose peer has gone. Else both ends of a
     connection are to be looked at."""
     missed: dict[str, set[str]] = {}  # by who reports
-    for hit in item.hits:
-        told = [hit.groups.get("peer", "").partition("<")[0]] if not hosts or hit.host in hosts else []
+    peers: set[str] = set()
+    for hit in item.hits[:_MOST_LINES]:
+        speaker = places.name(hit.host)
+        told = [hit.groups.get("peer", "").partition("<")[0]] if not hosts or speaker in hosts else []
         if told == [""]:
             told = ["".join(found) for found in _PEER.findall(hit.text)]
         for name in (name.strip("[]") for name in told):
             if not name.startswith(_LOOPBACK):
-                missed.setdefault(hit.host or f"rank {hit.rank}", set()).add(places.at.get(name, name))
-    peers = set().union(*missed.values())
+                peer = places.name(name)
+                missed.setdefault(speaker or f"rank {hit.rank}", set()).add(peer)
+                peers.add(peer)
+        if len(peers) > _MOST_PEERS:
+            return ranks, hosts
     if len(peers) == 1 and peers.isdisjoint(missed) and (len(missed) > 1 or item.id == "net.peer-lost"):
         return set(), peers
-    return ranks, hosts | (peers & places.names) if len(peers) <= _MOST_PEERS else hosts
+    return ranks, hosts | (peers & places.names)
 
 
-def _of_gpu(case: Case, item: Candidate, hosts: set[str]) -> set[int]:
+def _of_gpu(case: Case, item: Candidate, hosts: set[str], places: Places) -> set[int]:
     """The ranks on the GPUs that the quoted lines name by their place on the bus, as NCCL's init lines do."""
     telling = [hit for hit in item.hits if _PCI.search(hit.text)]
     alike = [hit for hit in telling if shape(hit.text) == shape(telling[0].text)]
@@ -226,7 +250,12 @@ def _of_gpu(case: Case, item: Candidate, hosts: set[str]) -> set[int]:
     found: set[int] = set()
     for hit in case.hits(*_INIT) if named else ():
         told = _BUS_ID.search(hit.text)
-        if told and told[1].lstrip("0") in named and (not hosts or hit.host in hosts) and hit.rank is not None:
+        if (
+            told
+            and told[1].lstrip("0") in named
+            and (not hosts or places.name(hit.host) in hosts)
+            and hit.rank is not None
+        ):
             found.add(hit.rank)
     return found if hosts or len({hit.host for hit in case.hits(*_INIT)}) < 2 else set()
 

@@ -135,8 +135,9 @@ class Names:
             if hit.pid and rank.isdecimal() and hit.groups.get("nranks", "").isdecimal():
                 named.setdefault((hit.host, hit.pid), int(rank))
         for hit in self._hits(*_STARTED):
-            if hit.pid and prefix.is_host(hit.groups["host"]):
-                named.setdefault((hit.groups["host"], hit.pid), int(hit.groups["rank"]))
+            pid = hit.groups.get("pid") or hit.pid
+            if pid and prefix.is_host(hit.groups["host"]):
+                named.setdefault((hit.groups["host"], pid), int(hit.groups["rank"]))
         return named
 
     def _ray_workers(self) -> dict[str, int]:

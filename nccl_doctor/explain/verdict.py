@@ -14,6 +14,7 @@ from nccl_doctor.explain.model import Cause, Hit, Proof, Role, Verdict
 from nccl_doctor.explain.readers.pace import SIGNATURE as PACE_LEFT
 from nccl_doctor.explain.slowdown import slowed, slower_steps
 from nccl_doctor.explain.summary import LAST_LINES
+from nccl_doctor.facts.fold import ranges
 
 DECIDED = 0.5  # a best candidate below this leaves the log undecided
 # A best candidate below this is no proof: with another one this close behind, the log does not decide between them.
@@ -193,10 +194,14 @@ def sentence(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
     return f"{where}: {title}" if where else title
 
 
+_MOST_LETTERS = 12  # of ranks in a sentence: "8-15", "0,3,12-15"
+
+
 def _where(case: Case, best: Cause) -> str:
     """The ranks and the host to blame; empty where they are many."""
     host = best.hosts[0] if len(best.hosts) == 1 else ""
-    if not 0 < len(best.ranks) <= 4 or len(best.ranks) >= max(case.world, 2):
+    folded = ranges(best.ranks)
+    if not folded or len(folded) > _MOST_LETTERS or len(best.ranks) >= max(case.world, 2):
         return host
-    ranks = ("rank " if len(best.ranks) == 1 else "ranks ") + ",".join(str(rank) for rank in best.ranks)
+    ranks = advice.named(folded)
     return f"{ranks} ({host})" if host else ranks

@@ -50,9 +50,11 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"
         yield Candidate("net.master-unreachable", 0.78, title, [*refused[:3], *hits, *registration], *speakers(refused))
     elif registration:
-        yield Candidate(
-            "launch.world-size", 0.74, f"{counted} registered with JAX's coordinator", [*hits, *registration]
-        )
+        missing = {
+            int(task.partition(":")[2]) for row in case.hits("jax-barrier-count-rows") for task in _late_tasks(row.text)
+        }
+        title = f"{counted} registered with JAX's coordinator"
+        yield Candidate("launch.world-size", 0.74, title, [*hits, *registration], missing)
     else:
         rows = [hit for hit in (*case.hits("jax-barrier-count-rows"), *hits) if _late_tasks(hit.text)]
         # What is said of the service after the time-out tells that this ended it.

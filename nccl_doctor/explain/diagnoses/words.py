@@ -12,6 +12,7 @@ from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.lines import in_order, just_below, later
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import bystanders
+from nccl_doctor.facts.fold import ranges
 
 _GAVE_UP = re.compile(
     r"\b(?:CRITICAL|FATAL|[Ff]atal|panic)\b|giving up|\b(?:abort|bail|exit|terminat)ing\b|\bcannot continue\b|unrecoverable|"
@@ -147,7 +148,11 @@ def ranks_named(text: str) -> list[int]:
     return [int(number) for number in _RANK.findall(text)[:4]]
 
 
+_MOST_LETTERS = 40
+
+
 def listed_ranks(ranks: set[int]) -> str:
     """These ranks, as titles name them."""
-    listed = ",".join(str(rank) for rank in sorted(ranks)[:8])
+    folded = ranges(ranks)
+    listed = folded if len(folded) <= _MOST_LETTERS else f"{folded[:_MOST_LETTERS].rpartition(',')[0]} and more"
     return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"

@@ -324,6 +324,7 @@ says(
     "rank-on-host",  # as programs tell it when they start
     "ostname {host}, rank {rank:int}",
     "ip={host:word}, pid={pid:int}) world_rank={rank:int},",  # Ray Train
+    "process rank {rank:int} with PID {pid:int} on node {host:word} exited",  # mpirun, when it is too late
     "SLURM_PROCID={rank:int} {}SLURMD_NODENAME={host:word}",
     "Rank={rank:int} Node={host:word} ",  # NVIDIA's resiliency extension
     why="Which host a rank runs on.",

@@ -207,4 +207,29 @@ def test_what_is_wrong_for_all_hosts_alike_blames_none() -> None:
     named = "n{0}:1{0}:9 [0] NCCL INFO NCCL_NET set by environment to AWS Libfabric.\n"
     both = "".join(named.format(n) + warned.format(n) for n in (0, 1))
     assert blamed(both)[1:] == ([], [])
+    ranks = "".join(f"[rank{rank}]: ValueError: Default process group has not been initialized\n" for rank in (0, 1))
+    assert blamed(f"{started(1, 2)}{ranks}")[1:] == ([], [])
+    assert blamed(f"{started(1, 3)}{ranks}")[1] == [0, 1]
     assert blamed(both.replace("n1:11:9 [0] net.cc", "n0:10:9 [0] net.cc"))[2] == ["n0"]
+
+
+def test_a_host_of_several_names_is_one() -> None:
+    table = (
+        WATCHDOG.format(0)
+        + RAISED.format(3)
+        + TABLE.format(host="gx1.lan", rank=3, local=1)
+        + TABLE.format(host="gx0.lan", rank=1, local=1)
+    )
+    xid = "Mar 2 10:00:00 gx1 kernel: NVRM: API mismatch: the client has the version 580.1, but this kernel module has the version 570.1.\n"
+    assert blamed(table + xid) == ("gpu.driver", [2, 3], ["gx1"])
+    using = "".join(
+        f"(W pid={n}, ip=10.0.0.{n}) n{n}:{n}:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>\n" for n in (1, 2)
+    )
+    dead = "(raylet) The node with node id: 8f2 and address: 10.0.0.2 and node name: 10.0.0.2 has been marked dead because the detector\n"
+    assert blamed(using + dead)[2] == ["n2"]
+
+
+def test_who_was_killed_is_known_by_mpiruns_last_words() -> None:
+    killed = "[Sat Nov  2 21:00:11 2024] Out of memory: Killed process 40518 (python) total-vm:1kB, anon-rss:1kB\n"
+    told = "mpirun noticed that process rank 10 with PID 40518 on node gn13 exited on signal 9 (Killed).\n"
+    assert blamed(killed + told)[:2] == ("sys.host-oom", [10])
