@@ -147,7 +147,6 @@ KNOWN = {
         for case in (
             "deepspeed-over-pdsh-names-hosts-by-address",
             "horovod-a-rank-finished-before-the-others",
-            "hosts-resolve-the-master-differently",
             "a-member-of-a-horovod-set-had-a-batch-less",  # its numbers of processes
             "ranks-wait-in-two-places-of-the-program",
             "rendezvous-closed-by-those-who-ended",
@@ -181,6 +180,7 @@ KNOWN = {
     ),
     ("newest first", "ras-report-without-fault"),
     ("indented", "traceback-only-in-elastic-table"),
+    ("unknown", "hosts-resolve-the-master-differently"),
     ("unknown", "a-faster-interface-in-a-loop-of-ethtool"),
     ("unknown", "a-step-that-failed-in-a-job-that-sacct-calls-completed"),  # srun's numbers of tasks
     ("unknown", "what-fails-at-the-end-of-a-job-that-sacct-calls-completed"),
