@@ -50,7 +50,7 @@ def variables(case: Case, id: str, page: playbooks.Playbook, evidence: tuple[Evi
 # Who moves data between GPUs and adapters without NCCL, which its variables do not reach.
 _BESIDE_NCCL = re.compile(
     r"\bUCX\b|ib_mlx5_log|nixl|mooncake|rdma_context\.cpp|transfer_engine|custom_all_reduce|nvshmem|\bM?OFI\b|libfabric|\bMPI|"
-    r"PML|mtl_|btl_|oneCCL|\bCCL_|HCCL|EI\d{4}|Gloo|gloo",
+    r"\bpml|mtl_|btl_|oneCCL|\bCCL_|HCCL|\bEI\d{4}|gloo",
     re.IGNORECASE,
 )
 

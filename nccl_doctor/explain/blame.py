@@ -10,49 +10,35 @@ from collections.abc import Iterable
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.diagnoses.initialisation import BUS_ID
 from nccl_doctor.explain.lines import shape
 
 _MOST_LINES = 128  # in which a peer is named
 _MOST_PEERS = 2  # of several, none is singled out
+_MOST_LOCAL = 256  # ranks of a host
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
-# What ails a host ails each rank on it; of other causes one rank of the host may be the only one to blame.
-_OF_A_HOST = (
-    *(
-        "sys.node-failure",
-        "sys.shm",
-        "sys.threads",
-        "sys.container",
-        "sys.cpu-limit",
-        "sys.nofile",
-        "sys.noexec",
-        "sys.clock-or-dns-or-fs",
-    ),
-    *(
-        "gpu.driver",
-        "gpu.fabric-manager",
-        "gpu.imex",
-        "gpu.not-visible",
-        "sw.",
-        "env.",
-        "ib.memlock",
-        "ib.device-not-found",
-    ),
-    *("net.wrong-interface", "net.hostname-resolution", "net.plugin", "net.firewall", "launch.env-missing"),
-)
+# What ails a host ails each rank on it, whoever of them says so.
 _ALIKE_THERE = (
-    "sys.",
-    "gpu.driver",
-    "gpu.fabric-manager",
-    "gpu.imex",
-    "ib.memlock",
-    "ib.device-not-found",
-    "net.wrong-interface",
+    *("sys.node-failure", "sys.shm", "sys.threads", "sys.container", "sys.cpu-limit", "sys.nofile", "sys.noexec"),
+    *("sys.clock-or-dns-or-fs", "gpu.driver", "gpu.fabric-manager", "gpu.imex"),
+    *("ib.memlock", "ib.device-not-found", "net.wrong-interface"),
+)
+# So do these, unless some of them say that it is they.
+_OF_A_HOST = (
+    *_ALIKE_THERE,
+    "gpu.not-visible",
+    "sw.",
+    "env.",
+    "net.hostname-resolution",
+    "net.plugin",
+    "launch.env-missing",
 )
 # What stands on the one host of a job, whichever rank met it first.
 _ON_THE_HOST = ("gpu.", "sys.", "ib.", "net.mtu")
 # What lies between two hosts is the fault of neither alone, as far as a log tells.
 _BETWEEN_HOSTS = ("net.mtu", "net.slow")
 _OF_A_GPU = ("gpu.illegal-access", "gpu.oom", "gpu.ecc")
+_RAISED = ("app.rank-exception", "app.bad-tensor", "app.nan-or-data", "app.dataloader-worker", *_OF_A_GPU)
 _OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
 # What is written for the job as a whole, and wrong for all ranks alike.
 _OF_THE_JOB = ("env.bad-nccl-var", "app.ddp-unused-params", "app.pg-misuse", "sw.", "net.plugin")
@@ -64,7 +50,6 @@ _PEER = re.compile(
 )
 _PID = re.compile(r"\bpid[=: ]{1,2}'?(\d{2,9})\b|\b[Kk]illed process (\d{2,9})\b")
 _INIT = ("nccl-init-start", "nccl-init-complete", "nccl-abort")
-_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _PCI = re.compile(r"(?<![0-9A-Fa-f])([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:])")
 
 
@@ -76,8 +61,10 @@ class Places:
         told = case.hosts_by_rank()
         short = _shortest({*told.values(), *case.nccl_hosts, *case.summary.hosts})
         using = (hit for hit in case.hits("bootstrap-using") if hit.host)
-        addresses = {hit.groups["address"].strip("[]"): short.get(hit.host, hit.host) for hit in using}
-        self._names = short | addresses
+        at: dict[str, set[str]] = {}
+        for hit in using:
+            at.setdefault(hit.groups["address"].strip("[]"), set()).add(short.get(hit.host, hit.host))
+        self._names = short | {address: min(hosts) for address, hosts in at.items() if len(hosts) == 1}
         self.told = {rank: self._names.get(host, host) for rank, host in told.items()}
         self.names = set(map(self.name, {*told.values(), *case.nccl_hosts} or case.summary.hosts))
 
@@ -96,7 +83,9 @@ class Places:
             return self._of_silent(wanted)
         if wanted >= self.names:
             return set()
-        return {rank for rank in range(min(self._case.world, _MOST_RANKS)) if self.hosts((rank,)) & wanted}
+        own = [rank for rank in self._ranks if self.told[rank] in wanted]
+        near = range(max(own[0] - _MOST_LOCAL, 0), min(own[-1] + _MOST_LOCAL, self._case.world - 1) + 1)
+        return {rank for rank in near if self.hosts((rank,)) & wanted}
 
     @functools.cached_property
     def only(self) -> str:
@@ -127,7 +116,7 @@ class Places:
 
     def _at(self, rank: int, size: int) -> str:
         first = rank - rank % size
-        known = [one for one in range(first, first + size) if one in self.told]
+        known = self._ranks[bisect.bisect_left(self._ranks, first) : bisect.bisect_left(self._ranks, first + size)]
         return self.told[known[0]] if known and 2 * (known[-1] - known[0] + 1) > size else ""
 
     @functools.cached_property
@@ -154,7 +143,8 @@ class Places:
             ends[self.told[rank]] = ends.get(self.told[rank], (rank, rank))[0], rank
         widest = max(last - first + 1 for first, last in ends.values())
         nodes = self._case.nodes or 1
-        sizes = (world // many for many in range(max(hosts, nodes), world // widest + 1) if world % many == 0)
+        fewest = max(hosts, nodes, -(-world // _MOST_LOCAL))
+        sizes = (world // many for many in range(fewest, world // widest + 1) if world % many == 0)
         return [size for size in sizes if self._fits(size)]
 
     def _fits(self, size: int) -> bool:
@@ -163,11 +153,12 @@ class Places:
 
 
 def _shortest(names: set[str]) -> dict[str, str]:
-    """The shortest of the names that differ by their domains only, for each of them."""
-    alike: dict[str, list[str]] = {}
+    """For each name the one without its domain, where that is told, too; two domains may have a host of the same name each."""
+    with_domain: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(name if name.replace(".", "").isdigit() else name.partition(".")[0], []).append(name)
-    return {name: min(same, key=len) for same in alike.values() for name in same}
+        if "." in name and not name.replace(".", "").isdigit():
+            with_domain.setdefault(name.partition(".")[0], []).append(name)
+    return {full[0]: bare for bare, full in with_domain.items() if bare in names and len(full) == 1}
 
 
 def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]]:
@@ -193,11 +184,15 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
         ranks = _of_gpu(case, item, hosts, places)
     if not ranks and item.id.startswith(_OF_A_GPU):
         ranks = _only_one(item, _all_names(item, hosts, places))
-    if not ranks and item.id.startswith((*_OF_A_GPU, "app.")):
+    if not ranks and item.id.startswith(_RAISED):
         ranks = _failed_otherwise(case)
     alike = (len(hosts) > 1 and hosts >= places.names) or 1 < case.world <= len(ranks)
     if alike and item.id.startswith(_OF_THE_JOB):
         return set(), set()
+    if (
+        item.id == "net.firewall" and not ranks and len(hosts) == 1
+    ):  # who lets nothing in; of a path, both ends are told
+        ranks = places.ranks(hosts)
     if item.id.startswith(_OF_A_HOST) and (not ranks or item.id.startswith(_ALIKE_THERE)):
         ranks |= places.ranks(hosts)
     return ranks, hosts
@@ -215,9 +210,10 @@ def _only_one(item: Candidate, hosts: set[str]) -> set[int]:
 
 
 def _failed_otherwise(case: Case) -> set[int]:
-    """The ranks that ended with an error of Python's, where torchrun's table has others that a signal ended."""
+    """The ranks that ended with an error of Python's, where torchrun's table has others, and a signal ended all of these."""
     raised = {rank for rank, code in case.exits.items() if code == 1}
-    return raised if len(raised) < len(case.exits) else set()
+    others = [code for rank, code in case.exits.items() if rank not in raised]
+    return raised if others and max(others) < 0 else set()
 
 
 def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Places) -> tuple[set[int], set[str]]:
@@ -249,7 +245,7 @@ def _of_gpu(case: Case, item: Candidate, hosts: set[str], places: Places) -> set
     named = {_address(*found) for hit in alike for found in _PCI.findall(hit.text)}
     found: set[int] = set()
     for hit in case.hits(*_INIT) if named else ():
-        told = _BUS_ID.search(hit.text)
+        told = BUS_ID.search(hit.text)
         if (
             told
             and told[1].lstrip("0") in named

@@ -99,7 +99,7 @@ def init_never_completes(case: Case) -> Iterable[Candidate]:
         yield Candidate("launch.world-size", 0.48, title, proof)
 
 
-_BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
+BUS_ID = re.compile(r"\bbusId ([0-9a-f]+)\b")
 _SAME_FOR_ALL = frozenset(("", "localhost", "localhost.localdomain"))
 
 
@@ -111,7 +111,7 @@ def one_gpu_for_two_ranks(case: Case) -> Iterable[Candidate]:
         return
     at: dict[tuple[str, ...], dict[str, Hit]] = {}
     for hit in case.hits("nccl-init-start") or case.hits("nccl-abort"):
-        gpu = _BUS_ID.search(hit.text)
+        gpu = BUS_ID.search(hit.text)
         if gpu and "rank" in hit.groups and hit.pid and hit.host not in _SAME_FOR_ALL:
             communicator = hit.groups.get("comm") or hit.groups["nranks"]
             at.setdefault((hit.host, hit.signature, communicator, gpu[1]), {})[hit.groups["rank"]] = hit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import re
@@ -16,6 +17,7 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
+_BEGINS = ("section", "typed-look", "typed-launch")
 _NAMING = ("torchrun-host", "tests-device", "rank-on-host", "rank-on-host-somehow")
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
@@ -133,10 +135,17 @@ class Kept:
         group = self.summary.groups.get(name)
         return group.hits if group else []
 
-    def _last_above(self, hit: Hit, *names: str) -> Hit | None:
-        """The last line above this one that one of these signatures recognised."""
-        found = (one for name in names for one in self._hits(name) if one.line < hit.line)
-        return max(found, key=lambda one: one.line, default=None)
+    @functools.cached_property
+    def _places(self) -> tuple[list[int], list[Hit]]:
+        """Where a file, or what somebody typed, begins: the lines' numbers, and the lines."""
+        hits = sorted((hit for name in _BEGINS for hit in self._hits(name)), key=lambda hit: hit.line)
+        return [hit.line for hit in hits], hits
+
+    def _last_above(self, hit: Hit) -> Hit | None:
+        """The last such place above a line."""
+        lines, hits = self._places
+        at = bisect.bisect_left(lines, hit.line)
+        return hits[at - 1] if at else None
 
     def _at_its_host(self, hit: Hit) -> Hit:
         """The line with the host that its label is known to stand for."""
@@ -148,7 +157,7 @@ class Kept:
 
     def _in_its_section(self, hit: Hit) -> Hit:
         """A line with the rank and the host of the file that head or tail names above it, where it tells none itself."""
-        heading = self._last_above(hit, "section", "typed-look", "typed-launch")
+        heading = self._last_above(hit)
         if heading is None or heading.signature != "section":
             return hit
         path = heading.groups["path"]
@@ -161,7 +170,7 @@ class Kept:
         """A line of no rank below a command that looks at a host, with that host."""
         if hit.host or hit.rank is not None:
             return hit
-        last = self._last_above(hit, "section", "typed-look", "typed-launch")
+        last = self._last_above(hit)
         if last is None or last.signature != "typed-look":
             return hit
         return msgspec.structs.replace(

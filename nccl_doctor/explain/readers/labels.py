@@ -59,8 +59,8 @@ def hosts(texts: Iterable[str], known: Collection[str] = ()) -> dict[tuple[int, 
                 lines[kind] = lines.get(kind, 0) + 1
     return {
         (place, word): name
-        for (place, shape), words in told.items()
-        for word, name in words.items()
+        for (place, shape), labels in told.items()
+        for word, name in labels.items()
         if (shape[0] in "[({<" and name in known)
-        or (len(words) > 1 and lines[place, shape] >= max(_LINES, 0 if shape[0] in "[({<" else _MOST * total))
+        or (len(labels) > 1 and lines[place, shape] >= max(_LINES, 0 if shape[0] in "[({<" else _MOST * total))
     }

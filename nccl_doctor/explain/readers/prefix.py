@@ -123,13 +123,14 @@ _NCCL = re.compile(r"(?P<host>[\w.-]{1,64}):(?P<pid>\d+):\d+ \[-?\d+\] ")
 _OF_MPI = (
     re.compile(r"\[(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}) {0,6}:\d{1,9}(?::(?P=pid)\]|\] {1,20}\w{1,40}\.c:\d)"),
     re.compile(
-        r"\[(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9})\] (?=\*\*\*|Signal|Failing at address|\[ ?\d{1,3}\] |\[\[\d|[A-Z]{3,5} ERROR|"
+        r"\[(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9})\] (?=\*\*\* (?:Process rec|An err|reported|on |MPI_|and |   and|End of)|Signal(?: code)?:|"
+        r"Failing at address|\[ ?\d{1,3}\] \S+(?:\(|\[0x)|\[\[\d|(?:PMIX|PRTE|ORTE|OPAL|OMPI) ERROR|"
         r"\d+ more process|mca_|pml_|PML |[bm]tl[:_]|Read -?\d|MCW rank|select: |Set MCA)"
     ),
     re.compile(r"\[(?P<host>[\w.-]{1,64})\]\[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,9})\]\["),
     re.compile(r"\[proxy:\d{1,9}:\d{1,9}@(?P<host>[\w.-]{1,64})\] "),
 )
-_PSM = re.compile(r"(?P<host>[\w.-]{1,64})[:.]rank(?P<rank>\d{1,9})\.[\w.-]{1,40}: ")  # "nid01:rank3.python3: "
+_PSM = re.compile(r"(?P<host>[\w.-]{1,64}):rank(?P<rank>\d{1,9})\.[\w.-]{1,40}: ")  # "nid01:rank3.python3: "
 _PG_RANK = re.compile(r"\[(?:PG [^\]]{0,160}? )?Rank (?P<rank>\d{1,9})\]")
 _NO_HOSTS = (
     "python3",
@@ -233,7 +234,8 @@ def _of_mpi(body: str) -> re.Match[str] | None:
     """Who said it, as MPI and the libraries below it write it."""
     if body.startswith("["):
         return next((found for pattern in _OF_MPI if (found := pattern.match(body))), None)
-    return _PSM.match(body) if "rank" in body[:80] else None
+    found = _PSM.match(body) if ":rank" in body[:80] else None
+    return found if found and is_host(found["host"]) else None  # "metrics:rank3.loss: " is none
 
 
 def _take_later_time(line: Line, text: str, at: int) -> None:

@@ -632,6 +632,8 @@ says(
         + _TOOL
         + r"|^\W?(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20}) ?[$#] "
         + _TOOL
+        + r"|(?:^|\s)[$#] "  # at a host that is not told: no longer at the one before
+        + _TOOL
     ),
     every=True,
     why="Somebody looks at a host: what a tool prints below is of that one.",

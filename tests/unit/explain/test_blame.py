@@ -233,3 +233,25 @@ def test_who_was_killed_is_known_by_mpiruns_last_words() -> None:
     killed = "[Sat Nov  2 21:00:11 2024] Out of memory: Killed process 40518 (python) total-vm:1kB, anon-rss:1kB\n"
     told = "mpirun noticed that process rank 10 with PID 40518 on node gn13 exited on signal 9 (Killed).\n"
     assert blamed(killed + told)[:2] == ("sys.host-oom", [10])
+
+
+def test_a_command_typed_nowhere_in_particular_is_not_of_the_host_before() -> None:
+    xid = "[88123.1] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
+    assert blamed(f"$ ssh hx03 nvidia-smi\nok\n$ dmesg\n{xid}")[2] == []
+
+
+def test_an_address_or_a_name_that_two_hosts_have_is_neither() -> None:
+    using = "".join(f"n{n}:1{n}:1{n} [0] NCCL INFO Bootstrap : Using eth0:172.17.0.2<0>\n" for n in range(2))
+    dead = f"{MARKED_DEAD}\n".replace("10.0.0.3", "172.17.0.2")
+    assert blamed(using + dead)[2] == ["172.17.0.2"]
+    xid = "Mar 2 10:00:00 gx1.{} kernel: NVRM: Xid (PCI:0000:cb:00): 48, pid=7, DBE (double bit error)\n"
+    assert blamed(xid.format("east") + xid.format("west"))[2] == ["gx1.east", "gx1.west"]
+
+
+def test_an_exit_of_pythons_does_not_name_who_was_late() -> None:
+    rows = "".join(
+        f"  host      : n0\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {800 + rank})\n"
+        for rank, code in ((0, 2), (3, 1))
+    )
+    raised = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in f\nRuntimeError: Tensors must be contiguous\n'
+    assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1] != [3]  # another one ended itself, too

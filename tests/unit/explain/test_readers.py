@@ -91,6 +91,8 @@ def test_nccl_line_names_host_and_process() -> None:
         ("n014 kernel: NVRM: Xid", "n014", "", None),
         ("[core.py:96] Initializing an engine", "", "", None),
         ("[train.py:96] *** epoch 3 ***", "", "", None),
+        ("[trainer:96] *** epoch 3 ***", "", "", None),
+        ("metrics:rank3.loss: 2.1", "", "", None),
     ],
 )
 def test_mpi_and_the_libraries_below_it_name_host_and_process(text: str, host: str, pid: str, rank: int | None) -> None:
