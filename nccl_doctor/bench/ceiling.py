@@ -55,11 +55,12 @@ def _nvidia(world: World, path: Path, prepared: Mapping[str, Prepared]) -> Ceili
     hosts = [prepared[name] for name in world.per_host if name in prepared]
     if not hosts or len(hosts) != len(world.per_host):
         return None
-    intra = _intra(hosts) if any(ranks > 1 for ranks in world.per_host.values()) else None
+    within = any(ranks > 1 for ranks in world.per_host.values())
+    intra = _intra(hosts) if within else None
     inter = _inter(hosts, path) if len(hosts) > 1 else None
     known = [item for item in (intra, inter) if item is not None]
-    if len(hosts) > 1 and inter is None:
-        return None
+    if (len(hosts) > 1 and inter is None) or (within and intra is None):
+        return None  # the one that is not known may be the one that binds
     return min(known, key=lambda item: item.gbs) if known else None
 
 

@@ -295,11 +295,13 @@ def test_the_binding_link_is_named() -> None:
     ib = Path("nccl", "", True, nccl=nccl_path(transports={"NET/IB": 16, "P2P/CUMEM": 16}))
     found = find_ceiling(two, ib, Results(16), {"a": full, "b": full})
     assert found is not None and found.gbs == pytest.approx(400.0) and "8 x 400 Gb/s = 400 GB/s per host" in found.words
+    unknown = msgspec.structs.replace(full, nvlinks=None)  # may be what binds
+    assert find_ceiling(two, ib, Results(16), {"a": full, "b": unknown}) is None
     inside = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": full})
     assert inside is not None and inside.gbs == pytest.approx(478.1, abs=0.1) and "18 NVLinks" in inside.words
     sockets = Path("nccl", "", True, nccl=nccl_path(transports={"NET/Socket": 16}))
     assert find_ceiling(two, sockets, Results(16), {"a": full, "b": full}) is None
-    pcie = host(gpus=2, torch=CUDA, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
+    pcie = host(gpus=2, torch=CUDA, nvlinks=0, pcie=("4, 16", "[N/A], [N/A]", "99, 16", "", "3, 16"))
     silent = msgspec.structs.replace(pcie, nvlinks=None)  # nvidia-smi does not say whether it has NVLinks
     assert find_ceiling(ONE_HOST, PROVED, Results(8), {"a": silent}) is None
     slot = find_ceiling(ONE_HOST, PROVED, Results(8), {"a": pcie})
