@@ -5,17 +5,20 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.initialisation import BUS_ID
 from nccl_doctor.explain.lines import shape
+from nccl_doctor.explain.model import Role
 
 _MOST_LINES = 128  # in which a peer is named
 _MOST_PEERS = 2  # of several, none is singled out
 _MOST_LOCAL = 256  # ranks of a host
+_ONE_HOST = 8  # ranks: a job of no more runs on one host, unless something tells another
+_FEWEST_ALIKE = 2  # hosts from whose names and ranks those of a third follow
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
 # What ails a host ails each rank on it, whoever of them says so.
 _ALIKE_THERE = (
@@ -39,6 +42,7 @@ _ON_THE_HOST = ("gpu.", "sys.", "ib.", "net.mtu")
 _BETWEEN_HOSTS = ("net.mtu", "net.slow")
 _OF_A_GPU = ("gpu.illegal-access", "gpu.oom", "gpu.ecc")
 _RAISED = ("app.rank-exception", "app.bad-tensor", "app.nan-or-data", "app.dataloader-worker", *_OF_A_GPU)
+_OF_A_PROGRAM = ("gpu.illegal-access", "gpu.oom", "gpu.duplicate")
 _OF_A_PROCESS = ("gpu.", "ib.", "sys.host-oom")
 # What is written for the job as a whole, and wrong for all ranks alike.
 _OF_THE_JOB = ("env.bad-nccl-var", "app.ddp-unused-params", "app.pg-misuse", "sw.", "net.plugin")
@@ -50,6 +54,16 @@ _PEER = re.compile(
 )
 _PID = re.compile(r"\bpid[=: ]{1,2}'?(\d{2,9})\b|\b[Kk]illed process (\d{2,9})\b")
 _INIT = ("nccl-init-start", "nccl-init-complete", "nccl-abort")
+# These are troubles of a machine, whichever pod met them.
+_OF_A_MACHINE = ("gpu.", "ib.", "sys.node-failure")
+_WIDE_ROW = re.compile(
+    r"(?P<pod>[a-z0-9][a-z0-9.-]{0,252})\s+\d+/\d+\s+\w+\s+\d+(?: \([^)]{1,40}\))?\s+\w+\s+"
+    r"(?:\d+\.\d+\.\d+\.\d+|[\da-f:]*:[\da-f:]*|<none>)\s+(?P<node>[a-z0-9][a-z0-9.-]{0,252})"
+)
+_OBJECT = re.compile(
+    r"\b(?:Normal|Warning)\s+\w{3,40}\s+(?:[Pp]od|[Nn]ode)/([a-z0-9][a-z0-9.-]{0,252})\s"
+)  # of an event
+_NUMBER_IN_NAME = re.compile(r"\d+(?=\D*$)")
 _PCI = re.compile(r"(?<![0-9A-Fa-f])([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:])")
 
 
@@ -66,6 +80,7 @@ class Places:
             at.setdefault(hit.groups["address"].strip("[]"), set()).add(short.get(hit.host, hit.host))
         self._names = short | {address: min(hosts) for address, hosts in at.items() if len(hosts) == 1}
         self.told = {rank: self._names.get(host, host) for rank, host in told.items()}
+        self.node_of = _nodes_of_pods(case)
         self.names = set(map(self.name, {*told.values(), *case.nccl_hosts} or case.summary.hosts))
 
     def name(self, host: str) -> str:
@@ -76,15 +91,16 @@ class Places:
         """The hosts on which these ranks ran, as far as the logs name them or as they follow from the ranks beside them."""
         return {host for rank in ranks if (host := self.told.get(rank) or self._in_block(rank))}
 
-    def ranks(self, hosts: Iterable[str]) -> set[int]:
+    def ranks(self, hosts: Collection[str]) -> set[int]:
         """The ranks on these hosts, as far as they are known."""
-        wanted = set(hosts)
+        pods = {pod: node for pod, node in self.node_of.items() if node in hosts}
+        wanted = {*map(self.name, pods), *(set(hosts) - set(pods.values()))}
         if wanted.isdisjoint(self.told.values()):
             return self._of_silent(wanted)
         if wanted >= self.names:
             return set()
         own = [rank for rank in self._ranks if self.told[rank] in wanted]
-        near = range(max(own[0] - _MOST_LOCAL, 0), min(own[-1] + _MOST_LOCAL, self._case.world - 1) + 1)
+        near = range(max(own[0] - _MOST_LOCAL, 0), min(own[-1] + _MOST_LOCAL, max(self._case.world - 1, own[-1])) + 1)
         return {rank for rank in near if self.hosts((rank,)) & wanted}
 
     @functools.cached_property
@@ -92,16 +108,50 @@ class Places:
         """The one host of a job that runs on one; empty if there are more, or none is named."""
         if len(self.names) != 1 or self._case.nodes > 1:
             return ""
-        known = len(self.told)
-        return min(self.names) if 2 * known > self._case.world or self._case.has("one-node") else ""
+        world = self._case.world
+        most = 2 * max(len(self.told), self._local) > world
+        few = world <= _ONE_HOST and not self._case.between_hosts
+        return min(self.names) if most or self._case.has("one-node") or (few and not self._elsewhere()) else ""
+
+    def _elsewhere(self) -> bool:
+        """Whether a peer is named that is not known to be on the one host that names itself."""
+        trouble = (signature.name for signature in self._case.seen(Role.CAUSE, Role.SYMPTOM))
+        named = (_PEER.findall(hit.text) for hit in self._case.hits(*trouble)[:_MOST_LINES])
+        peers = {"".join(found).strip("[]") for all_of_line in named for found in all_of_line}
+        return any(not peer.startswith(_LOOPBACK) and self.name(peer) not in self.names for peer in peers)
+
+    @functools.cached_property
+    def _local(self) -> int:
+        """How many ranks a host has at least: torchrun's table names local ranks, which count up from 0."""
+        return max((int(hit.groups["local"]) + 1 for hit in self._case.hits("torchrun-rank")), default=0)
 
     def _of_silent(self, hosts: set[str]) -> set[int]:
         """The ranks of a host that names none: where each other block of ranks has its host, those of the block that is left."""
+        if len(hosts) == 1 and (block := self._numbered(min(hosts))):
+            return set(block)
         sizes = self._sizes(len(hosts | set(self.told.values()))) if len(hosts) == 1 else []
         size, world = sizes[0] if len(sizes) == 1 else 0, self._case.world
         taken = {rank // size for rank in self.told} if size else set()
         free = [block for block in range(world // size) if block not in taken] if size else []
         return set(range(free[0] * size, (free[0] + 1) * size)) if len(free) == 1 and world > size else set()
+
+    def _numbered(self, host: str) -> range | None:
+        """The ranks of a host whose number in its name says where it stands among others, two of which at least are known: ``worker-3``
+        has 24 to 31 where ``worker-2`` has 23 and ``worker-4`` has 32."""
+        number = _NUMBER_IN_NAME.search(host)
+        sizes = self._sizes(len(set(self.told.values())) + 1) if number else []
+        if not number or len(sizes) != 1:
+            return None
+        size = sizes[0]
+        shifts: dict[int, set[str]] = {}
+        for rank, other in self.told.items():
+            its = _NUMBER_IN_NAME.search(other)
+            if its and (other[: its.start()], other[its.end() :]) == (host[: number.start()], host[number.end() :]):
+                shifts.setdefault(rank // size - int(its[0]), set()).add(other)
+        first = (int(number[0]) + min(shifts, default=0)) * size
+        if len(shifts) != 1 or len(shifts[min(shifts)]) < _FEWEST_ALIKE or not 0 <= first < max(self._case.world, 1):
+            return None
+        return range(first, first + size)
 
     def _in_block(self, rank: int) -> str:
         """The host of a rank that names none: launchers give each host as many ranks as the others, in a row. It is the one of the
@@ -142,6 +192,7 @@ class Places:
         for rank in sorted(self.told):
             ends[self.told[rank]] = ends.get(self.told[rank], (rank, rank))[0], rank
         widest = max(last - first + 1 for first, last in ends.values())
+        widest = max(widest, self._local)
         nodes = self._case.nodes or 1
         fewest = max(hosts, nodes, -(-world // _MOST_LOCAL))
         sizes = (world // many for many in range(fewest, world // widest + 1) if world % many == 0)
@@ -150,6 +201,16 @@ class Places:
     def _fits(self, size: int) -> bool:
         blocks = {(rank // size, host) for rank, host in self.told.items()}
         return len({block for block, _ in blocks}) == len({host for _, host in blocks}) == len(blocks)
+
+
+def _nodes_of_pods(case: Case) -> dict[str, str]:
+    """The node of each pod that kubectl's list or the scheduler names; of a pod that has been on several, none."""
+    listed = filter(None, (_WIDE_ROW.search(hit.text) for hit in case.hits("pod-row")))
+    told = [(hit.groups["pod"], hit.groups["node"]) for hit in case.hits("pod-on-node")]
+    nodes: dict[str, set[str]] = {}
+    for pod, node in (*told, *((row["pod"], row["node"]) for row in listed)):
+        nodes.setdefault(pod, set()).add(node)
+    return {pod: min(found) for pod, found in nodes.items() if len(found) == 1}
 
 
 def _shortest(names: set[str]) -> dict[str, str]:
@@ -166,7 +227,9 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
     ranks, hosts = set(item.ranks), set(map(places.name, item.hosts))
     if not hosts and len(ranks) < max(case.world, 2):  # that all ranks ran somewhere blames no host
         hosts = places.hosts(ranks)
-    if not hosts and places.only and item.id.startswith(_ON_THE_HOST):
+    if not hosts and item.id.startswith(_ON_THE_HOST):
+        hosts = {places.name(told[1]) for hit in item.hits if (told := _OBJECT.search(hit.text))}
+    if not hosts and places.only and (item.id.startswith(_ON_THE_HOST) or 0 < len(ranks) < case.world):
         hosts = {places.only}
     if item.id.startswith(_OF_PEERS):
         ranks, hosts = _with_peers(item, ranks, hosts, places)
@@ -195,6 +258,8 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
         ranks = places.ranks(hosts)
     if item.id.startswith(_OF_A_HOST) and (not ranks or item.id.startswith(_ALIKE_THERE)):
         ranks |= places.ranks(hosts)
+    if item.id.startswith(_OF_A_MACHINE) and not item.id.startswith(_OF_A_PROGRAM):
+        hosts = {places.node_of.get(host, host) for host in hosts}
     return ranks, hosts
 
 

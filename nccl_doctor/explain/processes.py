@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
@@ -47,6 +48,9 @@ def of_same_process(hit: Hit, told: Iterable[Hit]) -> list[Hit]:
 
 
 _STARTED = ("tests-device", "rank-on-host", "rank-on-host-somehow")  # a rank names itself and its host
+_SIZES = re.compile(r"--(nproc[-_]per[-_]node|num_processes|num_machines)[= ](\d{1,6})\b")
+_PROMPT = re.compile(r"[\w.-]{1,32}@([A-Za-z][\w.-]{1,63})[ :\])][^$#]{0,60}[$#] ")
+_OWN_RANK = re.compile(r"(?<![A-Z_])RANK=(\d{1,7})\b")
 _MAPPED = re.compile(r"'([\w.-]{1,64})': \[([\d, ]{1,4000})\]")
 _TASKS = re.compile(r"srun: error: ([\w.-]+): tasks? (\d[\d,-]{0,200}): ")
 
@@ -85,9 +89,12 @@ class Names:
             for hit in lines
             if prefix.is_host(name := hit.groups["host"].rstrip(",;:)]."))
         )
+        itself = [
+            (hit.host, int(hit.groups["rank"])) for hit in self._hits("rank-itself", "lightning-member") if hit.host
+        ]
         spoke = ((hit.host, rank) for rank, hit in self._summary.last_of_rank.items() if hit.host)
         found: dict[int, str] = {}
-        for pairs in (table, started, said, self._mapped(), self._ended_by_srun(), spoke):
+        for pairs in (table, started, said, self._mapped(), self._of_commands(), self._ended_by_srun(), itself, spoke):
             told: dict[int, set[str]] = {}
             for host, rank in pairs:
                 told.setdefault(rank, set()).add(host)
@@ -107,6 +114,22 @@ class Names:
             elif host:
                 yield host, int(hit.groups["rank"])
 
+    def _of_commands(self) -> Iterator[tuple[str, int]]:
+        """The host of each rank that a node's own command starts there (``--node_rank 1 --nproc_per_node 8``), or that its environment
+        names (``RANK=2 WORLD_SIZE=4``): not where these are numbers of nodes, because there are more ranks than that."""
+        for hit in self._hits("node-started"):
+            sizes = {name.replace("-", "_"): int(number) for name, number in _SIZES.findall(hit.text)}
+            each = sizes.get("nproc_per_node", sizes.get("num_processes", 0) // max(sizes.get("num_machines", 1), 1))
+            prompt = _PROMPT.search(hit.text)
+            host = hit.host or (prompt[1] if prompt else "")
+            if host and each <= _MOST_LOCAL:
+                first = int(hit.groups["node"]) * each
+                yield from ((host, rank) for rank in range(first, first + each))
+        for hit in self._hits("world-size"):
+            rank = _OWN_RANK.search(hit.text)
+            if hit.host and rank and self._highest < int(hit.groups["world"]):
+                yield hit.host, int(rank[1])
+
     def with_pids(self, pids: Iterable[str], hosts: Collection[str]) -> set[int]:
         """The ranks of these processes of these hosts; of any, if the hosts are not known and no two hosts have such a process."""
         wanted = set(pids)
@@ -122,7 +145,12 @@ class Names:
         said = (*self._hits("mpi-abort"), *(hit for hits in self._summary.tails.values() for hit in hits))
         found = (told for hit in said if "srun: error: " in hit.text and (told := _TASKS.search(hit.text)))
         pairs = [(told[1], task) for told in found for task in _unfolded(told[2])]
-        return iter(pairs if max((task for _, task in pairs), default=0) >= max(self._summary.ranks, default=0) else ())
+        return iter(pairs if max((task for _, task in pairs), default=0) >= self._highest else ())
+
+    @functools.cached_property
+    def _highest(self) -> int:
+        """The highest rank that a line names as its speaker."""
+        return max([*self._summary.ranks, *(int(hit.groups["rank"]) for hit in self._hits("rank-itself"))], default=0)
 
     def _initialised(self) -> dict[tuple[str, str], int]:
         """The rank in NCCL's init lines (``rank 3 nranks 8``), by host and pid.

@@ -18,6 +18,7 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
 _BEGINS = ("section", "typed-look", "typed-launch")
+_PROMPTS = ("remote", "host", "bracketed", "bare")  # what a shell's prompt calls the host, or the command
 _NAMING = ("torchrun-host", "tests-device", "rank-on-host", "rank-on-host-somehow")
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
@@ -127,7 +128,7 @@ class Kept:
             self.summary.ranks |= {rank for rank in of_files if rank is not None}
         if self._host_of_label:
             self._rewrite(self._at_its_host)
-        if "typed-look" in self.summary.groups:
+        if not self.summary.groups.keys().isdisjoint(("typed-look", "typed-launch")):
             self._rewrite(self._where_somebody_looked)
         self._take_back_labels()
 
@@ -146,6 +147,18 @@ class Kept:
         lines, hits = self._places
         at = bisect.bisect_left(lines, hit.line)
         return hits[at - 1] if at else None
+
+    @functools.cached_property
+    def _mixed(self) -> set[int]:
+        """The numbers of the commands below which lines of another host stand, so that no line is of the command's host for certain."""
+        lines, begins = self._places
+        found = set()
+        for group in self.summary.groups.values():
+            for hit in group.hits:
+                at = bisect.bisect_left(lines, hit.line)
+                if at and hit.host and hit.host not in map(begins[at - 1].groups.get, _PROMPTS):
+                    found.add(lines[at - 1])
+        return found
 
     def _at_its_host(self, hit: Hit) -> Hit:
         """The line with the host that its label is known to stand for."""
@@ -167,15 +180,14 @@ class Kept:
         return msgspec.structs.replace(hit, rank=rank if hit.rank is None else hit.rank, host=hit.host or host)
 
     def _where_somebody_looked(self, hit: Hit) -> Hit:
-        """A line of no rank below a command that looks at a host, with that host."""
-        if hit.host or hit.rank is not None:
+        """A line below a command that looks at a host, or starts its processes there, with that host; who looks sees no ranks."""
+        if hit.host:
             return hit
         last = self._last_above(hit)
-        if last is None or last.signature != "typed-look":
+        looked = last is not None and last.signature == "typed-look" and hit.rank is None
+        if last is None or not (looked or (last.groups.get("here") and last.line not in self._mixed)):
             return hit
-        return msgspec.structs.replace(
-            hit, host=next(filter(None, map(last.groups.get, ("remote", "host", "bare"))), "")
-        )
+        return msgspec.structs.replace(hit, host=next(filter(None, map(last.groups.get, _PROMPTS)), ""))
 
     def _take_back_labels(self) -> None:
         """Take back the ranks that only a launcher's label told, where lines that name their rank show that labels are none:

@@ -29,7 +29,7 @@ class Line(msgspec.Struct):
     pid: str = ""
     seconds: float | None = None
     timed: bool = False  # a time stood before the text
-    hosts: int = 0  # how many hosts' names stood before the text; two can: a collector's (pdsh) and the launcher's
+    hosts: int = 0  # how many hosts' names stood before the text, or no other may follow
     key: str = ""  # lines of one process share it; used to put interleaved tracebacks together
 
 
@@ -40,6 +40,7 @@ def _seconds_of_year(month: int, day: int, hour: int, minute: int, second: float
     return float((_DAYS_BEFORE[month - 1] + day - 1) * 86400 + hour * 3600 + minute * 60) + second
 
 
+_MOST_HOSTS = 2  # before a text: a collector's (pdsh), and the launcher's
 _MONTH_AND_DAY = rf"(?P<mon>{'|'.join(_MONTHS)})\s+(?P<d>\d\d?) "
 _CRI = re.compile(
     r"\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)T(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d(?:\.\d{1,9})?)\S{0,6} (?:stdout|stderr) [FP] "
@@ -144,6 +145,7 @@ _NO_HOSTS = (
     "nvidia-modeset",
     "flux-job",
     "fairseq-train",
+    "avg-cpu",  # iostat
 )  # names of programs that look like those of hosts
 _NO_DOMAINS = (
     *(".", "-", ".py", ".cc", ".cpp", ".cu", ".sh", ".so", ".c", ".h"),
@@ -350,11 +352,12 @@ def _bracket(line: Line, text: str, at: int) -> tuple[int, str] | None:
         found = pattern.match(text, at)
         if found:
             _take_time(line, found)
+            line.hosts = _MOST_HOSTS if pattern is _DMESG_T else line.hosts
             # glog's own bracket holds the source file; a message follows it
             return found.end(), ""
     found = _DMESG.match(text, at)
     if found:
-        line.timed = True
+        line.timed, line.hosts = True, _MOST_HOSTS  # who speaks behind it is a part of the kernel: "eth0: ", "IPv6: "
         return found.end(), ""
     found = _TIME_ONLY.match(text, at)
     if found and "]" in found.group():
@@ -389,7 +392,7 @@ def _word(line: Line, text: str, at: int) -> tuple[int, str] | None:
 
 
 def _host(line: Line, text: str, at: int) -> tuple[int, str] | None:
-    if line.hosts == 2 or (": " not in text and "| " not in text):
+    if line.hosts == _MOST_HOSTS or (": " not in text and "| " not in text):
         return None
     for pattern in (_HOST, _PIPE_HOST):
         found = pattern.match(text, at)

@@ -357,6 +357,26 @@ says(
     why="The same, in words of the program's own.",
 )
 says(
+    "rank-itself",
+    "distributed init (rank {rank:int})",  # the reference scripts of DeiT, DINO, MAE and torchvision
+    "Process rank: {rank:int}, device: ",  # Transformers' examples
+    why="Which rank a process is; what stands before it tells where it runs.",
+)
+says(
+    "node-started",
+    "--node_rank",
+    "--node-rank",
+    "--machine_rank",
+    pattern=re.compile(r"--(?:node|machine)[-_]rank[= ](?P<node>\d{1,5})\b"),
+    why="The command that starts the ranks of a node: which of the job's nodes it is.",
+)
+says(
+    "pod-on-node",
+    "uccessfully assigned {}/{pod:word} to {node:word}",
+    "uccessfully assigned {pod:word} to {node:word}",
+    why="The scheduler's event: which node a pod runs on.",
+)
+says(
     "tests-device",
     "Rank {rank:int} Group {}Pid {pid:int} on {host:word} device {device:int} [",
     "Rank {rank:int} Pid {pid:int} on {host:word} device {device:int} [",
@@ -654,8 +674,9 @@ says(
     every=True,
     why="A command behind a shell's prompt that starts a program: what stands below it is another run than what stands above.",
     pattern=re.compile(
-        r"(?:^|(?<=\s))(?:[\w.@:~/\[\]()-]{0,60}[$#]) (?:\w+=\S+ )*(?:sudo |time |exec )?"
-        r"(?:torchrun|python3?|mpirun|mpiexec|srun|deepspeed|accelerate launch|docker run|vllm serve|\S{0,80}_perf) "
+        r"(?:^|(?<=\s))(?:[\w.-]{1,32}@(?P<host>[A-Za-z][\w.-]{1,63})[ :\])][^$#]{0,60}|\[[\w.-]{1,32}@(?P<bracketed>[A-Za-z][\w.-]{1,63})"
+        r"[ :][^$#]{0,60}|(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20}) ?|[\w.@:~/\[\]()-]{0,60})[$#] (?:\w+=\S+ )*(?:sudo |time |exec )?"
+        r"(?:(?P<here>torchrun|python3?|accelerate launch|docker run|vllm serve)|mpirun|mpiexec|srun|deepspeed|\S{0,80}_perf) "
     ),
 )
 says(

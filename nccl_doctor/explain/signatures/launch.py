@@ -566,9 +566,10 @@ says(
     " CrashLoopBackOff {restarts:int} ",
     " Completed {restarts:int} ",
     "Running   {restarts}",
-    "Error {restarts:int} ",
+    "Error {restarts}",
     "Pending {restarts}",
     "ContainerCreating {restarts}",
+    "Terminating {restarts}",
     why="A row of kubectl get pods.",
     where=lambda groups, line: re.search(r"^\S+\s+\d+/\d+\s+\w+\s+\d+", line.strip()) is not None,
 )

@@ -332,6 +332,7 @@ def test_a_ranks_number_in_a_group_is_not_its_rank() -> None:
 )
 def test_a_label_stands_for_the_host_that_nccl_names_behind_it(label: str, host: str) -> None:
     log = (
+        "x1:17:19 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.9<0>\n"
         f"{label} {host}:2101:2130 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>\n"
         f"{label} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     )

@@ -145,12 +145,22 @@ def test_ranks_that_never_joined_any_collective_are_named_by_the_desync_report()
         ("hop-32 $ sudo dmesg", "hop-32"),
         ("$ kubectl exec -it train-3 -- dmesg", "train-3"),
         ("$ dmesg", ""),
-        ("ops@rack7:~$ python train.py", ""),
+        ("ops@rack7:~$ python train.py", "rack7"),
+        ("ops@rack7:~$ srun python train.py", ""),
     ],
 )
 def test_what_a_tool_prints_is_of_the_host_that_somebody_looked_at(typed: str, host: str) -> None:
     xid = "[88123.1] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
     assert blamed(f"{typed}\n{xid}") == ("gpu.ecc", [], [host] if host else [])
+
+
+def test_a_line_is_of_the_host_whose_prompt_started_the_ranks_unless_other_hosts_speak_there() -> None:
+    typed = "ml{0}$ torchrun --nnodes 2 --node_rank {0} --nproc_per_node 2 train.py\n"
+    raised = "Traceback (most recent call last):\n  File \"/app/t.py\", line 3, in f\nKeyError: 'x'\n"
+    text = typed.format(0) + WATCHDOG.format(0) + typed.format(1) + raised
+    assert blamed(text)[2] == ["ml1"]
+    other = "ml0:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.6<0>\n"
+    assert blamed(text + other)[2] == []
 
 
 MARKED_DEAD = "(raylet) The node with node id: 8f2 and address: 10.0.0.3 and node name: 10.0.0.3 has been marked dead because the detector"
@@ -255,3 +265,72 @@ def test_an_exit_of_pythons_does_not_name_who_was_late() -> None:
     )
     raised = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in f\nRuntimeError: Tensors must be contiguous\n'
     assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1] != [3]  # another one ended itself, too
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gx7: + torchrun --nnodes=2 --node_rank=1 --nproc_per_node=2 train.py",
+        "ops@gx7:~$ torchrun --nproc-per-node 2 --nnodes 2 --node-rank 1 train.py",
+        "gx7: accelerate launch --num_processes 4 --num_machines 2 --machine_rank 1 train.py",
+        "gx7: RANK=3 WORLD_SIZE=4 MASTER_ADDR=gx6",
+        "gx7: | distributed init (rank 3): env://",
+        "gx7: Process rank: 3, device: cuda:1, n_gpu: 1, distributed training: True",
+    ],
+)
+def test_what_a_node_says_of_itself_when_it_starts_tells_its_ranks(line: str) -> None:
+    other = "gx6:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.6<0>\n"
+    assert blamed(f"{WATCHDOG.format(0)}{RAISED.format(3)}{other}{line}\n") == ("app.rank-exception", [3], ["gx7"])
+
+
+def test_a_pods_number_of_ranks_is_no_rank() -> None:
+    nodes = "gx6: RANK=0 WORLD_SIZE=2 MASTER_ADDR=gx6\ngx7: RANK=1 WORLD_SIZE=2 MASTER_ADDR=gx6\n"  # of PyTorchJob, which counts pods
+    assert blamed(WATCHDOG.format(0) + RAISED.format(1) + WATCHDOG.format(3) + nodes)[2] == []
+
+
+def test_hosts_that_are_counted_up_tell_the_ranks_of_the_one_between() -> None:
+    host_of = {0: "w-0", 7: "w-0", 16: "w-2", 24: "w-3", 31: "w-3"}
+    lines = "".join(f"INFO rank={rank} local_rank=0 host={host}\n" for rank, host in host_of.items())
+    driver = "{} kernel: NVRM: API mismatch: the client has the version 580.1, but this kernel module has the version 570.1.\n"
+    world = "world_size=32\nlaunched with --nnodes=4\n"
+    assert blamed(world + lines + driver.format("w-1"))[1:] == (list(range(8, 16)), ["w-1"])
+    moved = lines.replace("w-2", "w-9")
+    assert blamed(world + moved + driver.format("w-1"))[1:] == (
+        [8, 9, 10, 11, 12, 13, 14, 15],
+        ["w-1"],
+    )  # the block left
+    assert blamed(world + moved.replace("w-3", "w-1") + driver.format("w-2"))[1:] == (
+        [8, 9, 10, 11, 12, 13, 14, 15],
+        ["w-2"],
+    )
+
+
+def test_a_node_that_failed_is_named_and_not_its_pod() -> None:
+    listed = (
+        "NAME     READY   STATUS        RESTARTS      AGE   IP            NODE\n"
+        "w-0      0/1     Error         0             31h   10.42.11.4    bm-03\n"
+        "w-1      1/1     Terminating   1 (3h ago)    31h   10.42.18.7    bm-10\n"
+    )
+    event = "9m12s       Warning   NodeNotReady            pod/w-1    Node is not ready\n"
+    ranks = "".join(f"INFO rank={rank} local_rank={rank % 2} host=w-{rank // 2}\n" for rank in range(4))
+    assert blamed(ranks + listed + event) == ("sys.node-failure", [2, 3], ["bm-10"])
+    assert blamed(ranks + event)[2] == ["w-1"]
+    assigned = "Normal  Scheduled  pod/w-1  Successfully assigned ml/w-1 to bm-10\n"
+    assert blamed(ranks + assigned + event)[2] == ["bm-10"]
+    assert blamed(ranks + assigned + assigned.replace("bm-10", "bm-11") + event)[2] == ["w-1"]
+
+
+def test_a_small_job_is_on_the_one_host_that_names_itself_unless_another_is_heard_of() -> None:
+    table = TABLE.format(host="gx1", rank=1, local=1)
+    text = WATCHDOG.format(0) + WATCHDOG.format(4) + RAISED.format(5) + table
+    assert blamed(text) == ("app.rank-exception", [5], ["gx1"])
+    assert blamed("world_size=16\n" + text)[2] == []
+    lost = "gx1:9:9 [0] misc/socket.cc:57 NCCL WARN Connection closed by remote peer gx2<33190>\n"
+    assert blamed(text + lost)[2] == []
+
+
+def test_what_the_kernel_says_of_an_interface_names_no_host() -> None:
+    text = "[Tue Jun  3 06:49:55 2025] IPv6: ADDRCONF(NETDEV_CHANGE): veth4a27ff3: link becomes ready\n[   12.000001] eth0: renamed\n"
+    xid = "[Tue Jun  3 06:50:55 2025] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
+    assert blamed(text + xid) == ("gpu.ecc", [], [])
+    assert blamed(f"avg-cpu:  %user   %nice\n{text}{xid}")[2] == []
