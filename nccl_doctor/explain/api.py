@@ -11,6 +11,7 @@ import msgspec
 from nccl_doctor.explain import advice, attempts, blame, candidates, costs, quotes, ranking, verdict
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
+from nccl_doctor.explain.hang import BEGINNINGS
 from nccl_doctor.explain.lines import shortened
 from nccl_doctor.explain.model import (
     Cause,
@@ -90,10 +91,15 @@ def _weighed(whole: Case) -> tuple[Case, list[Candidate]]:
         of_before = ranking.rank(before)
         failed = verdict.reached(before, of_before, []) is Verdict.CAUSE_FOUND
         # Slow runs may be compared on purpose: their own rules tell.
-        if failed and not ranking.costs_speed(before, of_before[0]):
+        if failed and not (ranking.costs_speed(before, of_before[0]) or _of_another_run(before, of_before[0])):
             of_before[0].title += "; a later run went well"
             return before, of_before
     return case, ranked
+
+
+def _of_another_run(before: Case, item: Candidate) -> bool:
+    """Whether a program's own fault (Xid 13 and the like) stands in a kernel log from before the first run: it harms no other."""
+    return item.id == "gpu.illegal-access" and not (before.has(*BEGINNINGS, "progress") or before.exceptions.ordinary)
 
 
 def _of_last_attempt(whole: Case) -> tuple[Case, list[Candidate]]:

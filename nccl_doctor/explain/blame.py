@@ -11,13 +11,14 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.initialisation import BUS_ID
-from nccl_doctor.explain.lines import shape
+from nccl_doctor.explain.lines import just_below, place, shape
 from nccl_doctor.explain.model import Role
 
 _MOST_LINES = 128  # in which a peer is named
 _MOST_PEERS = 2  # of several, none is singled out
 _MOST_LOCAL = 256  # ranks of a host
 _ONE_HOST = 8  # ranks: a job of no more runs on one host, unless something tells another
+_DESCRIPTION = 12  # lines of kubectl describe, from the pod's name to its node's
 _FEWEST_ALIKE = 2  # hosts from whose names and ranks those of a third follow
 _MOST_RANKS = 65_536  # of a job whose blocks of ranks are looked at
 # What ails a host ails each rank on it, whoever of them says so.
@@ -63,6 +64,13 @@ _WIDE_ROW = re.compile(
 _OBJECT = re.compile(
     r"\b(?:Normal|Warning)\s+\w{3,40}\s+(?:[Pp]od|[Nn]ode)/([a-z0-9][a-z0-9.-]{0,252})\s"
 )  # of an event
+_OWN_GPU = re.compile(r":\d+:\d+ \[(\d{1,3})\] NCCL INFO ")
+_WHOLE_JOB = re.compile(
+    r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED |DUE TO TIME LIMIT|srun: (?:Job step aborted|Force Terminated|forcing job)"
+)
+_NAMED_RANK = re.compile(r"\b(?:on rank |Rank (?=\d+, node ))(\d{1,6})\b")
+_RAYS_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: ([\d.]+)")
+_VERSIONS = re.compile(r"rank (\d+) version (\d+)")
 _NUMBER_IN_NAME = re.compile(r"\d+(?=\D*$)")
 _PCI = re.compile(r"(?<![0-9A-Fa-f])([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:])")
 
@@ -122,8 +130,14 @@ class Places:
 
     @functools.cached_property
     def _local(self) -> int:
-        """How many ranks a host has at least: torchrun's table names local ranks, which count up from 0."""
-        return max((int(hit.groups["local"]) + 1 for hit in self._case.hits("torchrun-rank")), default=0)
+        """How many ranks a host has at least: torchrun's table names local ranks, which count up from 0, and NCCL's lines the GPU of
+        each process."""
+        gpus: dict[str, set[str]] = {}
+        for hit in self._case.hits("bootstrap-using", *_INIT):
+            if hit.host and (gpu := _OWN_GPU.search(hit.text)):
+                gpus.setdefault(hit.host, set()).add(gpu[1])
+        told = (int(hit.groups["local"]) + 1 for hit in self._case.hits("torchrun-rank"))
+        return max(*map(len, gpus.values()), 0, max(told, default=0))
 
     def _of_silent(self, hosts: set[str]) -> set[int]:
         """The ranks of a host that names none: where each other block of ranks has its host, those of the block that is left."""
@@ -207,6 +221,12 @@ def _nodes_of_pods(case: Case) -> dict[str, str]:
     """The node of each pod that kubectl's list or the scheduler names; of a pod that has been on several, none."""
     listed = filter(None, (_WIDE_ROW.search(hit.text) for hit in case.hits("pod-row")))
     told = [(hit.groups["pod"], hit.groups["node"]) for hit in case.hits("pod-on-node")]
+    for hit in case.hits("described-node"):
+        above = max(
+            (one for one in case.hits("described") if just_below(hit, one, _DESCRIPTION)), key=place, default=None
+        )
+        if above:
+            told.append((above.groups["host"], hit.groups["node"]))
     nodes: dict[str, set[str]] = {}
     for pod, node in (*told, *((row["pod"], row["node"]) for row in listed)):
         nodes.setdefault(pod, set()).add(node)
@@ -224,11 +244,20 @@ def _shortest(names: set[str]) -> dict[str, str]:
 
 def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]]:
     """The ranks and the hosts to blame for a cause: what it names itself, and what follows from that."""
-    ranks, hosts = set(item.ranks), set(map(places.name, item.hosts))
+    ranks, hosts = _odd(case, item) or set(item.ranks), set(map(places.name, item.hosts))
+    if ranks != item.ranks:
+        hosts = set()
+    if not ranks and item.id == "app.nan-or-data":
+        named = {int(rank) for hit in item.hits for rank in _NAMED_RANK.findall(hit.text)}
+        ranks, hosts = (named, places.hosts(named) or hosts) if len(named) == 1 else (ranks, hosts)
     if not hosts and len(ranks) < max(case.world, 2):  # that all ranks ran somewhere blames no host
         hosts = places.hosts(ranks)
+    if item.id == "launch.killed" and all(_WHOLE_JOB.search(hit.text) for hit in item.hits):
+        return set(), set()
     if not hosts and item.id.startswith(_ON_THE_HOST):
-        hosts = {places.name(told[1]) for hit in item.hits if (told := _OBJECT.search(hit.text))}
+        hosts = {
+            places.name(told[1]) for hit in item.hits for way in (_OBJECT, _RAYS_NODE) if (told := way.search(hit.text))
+        }
     if not hosts and places.only and (item.id.startswith(_ON_THE_HOST) or 0 < len(ranks) < case.world):
         hosts = {places.only}
     if item.id.startswith(_OF_PEERS):
@@ -263,6 +292,22 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
     return ranks, hosts
 
 
+def _odd(case: Case, item: Candidate) -> set[int]:
+    """The ranks that NCCL's comparison of versions finds to have the rare one; or those of whom nothing is heard, where as many
+    joined as speak."""
+    if item.id == "sw.nccl-version-mismatch":
+        told = {found for hit in case.hits("nccl-mismatch") for found in _VERSIONS.findall(hit.text)}
+        groups = sorted(
+            ({int(rank) for rank, one in told if one == version} for version in {one for _, one in told}), key=len
+        )
+        return groups[0] if len(groups) > 1 and 2 * len(groups[0]) <= len(groups[-1]) else set()
+    joined = {(int(hit.groups["joined"]), int(hit.groups["world"])) for hit in item.hits if "joined" in hit.groups}
+    heard, (of, world) = case.summary.ranks, min(joined, default=(0, 0))
+    if item.id == "launch.world-size" and 0 < len(heard) == of < world <= _MOST_RANKS and max(heard) < world:
+        return set(range(world)) - heard
+    return set()
+
+
 def _all_names(item: Candidate, hosts: set[str], places: Places) -> set[str]:
     """These hosts, by all names that the cause's own lines have for them."""
     return hosts | {name for name in item.hosts if places.name(name) in hosts}
@@ -282,10 +327,9 @@ def _failed_otherwise(case: Case) -> set[int]:
 
 
 def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Places) -> tuple[set[int], set[str]]:
-    """Several that all miss the same host, which misses nobody, blame that one; so does one whose peer has gone. Else both ends of a
-    connection are to be looked at."""
-    missed: dict[str, set[str]] = {}  # by who reports
-    peers: set[str] = set()
+    """Several that all miss the same host, which misses nobody, blame that one; so does one whose peer has gone; of connections between
+    more than two hosts that all have one host at an end, that one. Else both ends of a connection are to be looked at."""
+    pairs: set[tuple[str, str]] = set()  # who reports, and who is missed
     for hit in item.hits[:_MOST_LINES]:
         speaker = places.name(hit.host)
         told = [hit.groups.get("peer", "").partition("<")[0]] if not hosts or speaker in hosts else []
@@ -293,14 +337,14 @@ def _with_peers(item: Candidate, ranks: set[int], hosts: set[str], places: Place
             told = ["".join(found) for found in _PEER.findall(hit.text)]
         for name in (name.strip("[]") for name in told):
             if not name.startswith(_LOOPBACK):
-                peer = places.name(name)
-                missed.setdefault(speaker or f"rank {hit.rank}", set()).add(peer)
-                peers.add(peer)
-        if len(peers) > _MOST_PEERS:
-            return ranks, hosts
-    if len(peers) == 1 and peers.isdisjoint(missed) and (len(missed) > 1 or item.id == "net.peer-lost"):
+                pairs.add((speaker or f"rank {hit.rank}", places.name(name)))
+    missing, peers = {one for one, _ in pairs}, {peer for _, peer in pairs}
+    if len(peers) == 1 and peers.isdisjoint(missing) and (len(missing) > 1 or item.id == "net.peer-lost"):
         return set(), peers
-    return ranks, hosts | (peers & places.names)
+    in_all = set.intersection(*map(set, pairs)) if len(missing) > 1 and len(missing | peers) > _MOST_PEERS else set()
+    if len(in_all) == 1:  # at one end of each broken connection
+        return {hit.rank for hit in item.hits if hit.rank is not None and places.name(hit.host) in in_all}, in_all
+    return ranks, (hosts | (peers & places.names) if len(peers) <= _MOST_PEERS else hosts)
 
 
 def _of_gpu(case: Case, item: Candidate, hosts: set[str], places: Places) -> set[int]:

@@ -41,6 +41,8 @@ _PIPES = re.compile(
     r"(?:EOF|BrokenPipe|ConnectionReset)Error \S*multiprocessing[/\\](?:connection|queues|reduction|resource_sharer))\.py:"
 )
 _GLOO_WAIT = "Timed out waiting"
+_ACTOR = re.compile(r"\W{0,6}(?:\d{1,2}m)?\((\w{1,60}) pid=\d")  # who speaks through Ray, in a colour or without
+_WELL_BEHIND = 100  # lines: what a failing actor's neighbours still say, and Ray's own account, are fewer
 _BEHIND = 6  # lines: torchrun tells of a worker's exit, then its traceback begins
 _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
@@ -157,9 +159,34 @@ class Exceptions:
         """The further lines of exceptions' messages, by file and line of the first."""
         return {place(item.hit): item.more for item in self._logs.summary.tracebacks if item.more}
 
+    @functools.cached_property
+    def _actors_at_the_end(self) -> dict[str, dict[str, int]]:
+        """By file, the kinds of Ray's actors that speak in its last lines, and the last line of each."""
+        found: dict[str, dict[str, int]] = {}
+        for hit in self._logs.tail:
+            if hit.pid and (actor := _ACTOR.match(hit.text)):
+                found.setdefault(hit.file, {})[actor[1]] = hit.line
+        return found
+
+    def _of_an_actor_that_works_on(self, item: Traceback) -> bool:
+        """Whether actors of that kind speak to the log's end, well behind the first that they raised, and Ray told the program of
+        no failed call: whoever calls them handles what they raise."""
+        actor = _ACTOR.match(item.hit.text) if item.hit.pid and item.hit.rank is None else None
+        last = self._actors_at_the_end.get(item.hit.file, {}).get(actor[1], 0) if actor else 0
+        if not actor or not last:
+            return False
+        told = self._logs.summary.tracebacks
+        first = min(
+            one.hit.line for one in told if one.hit.file == item.hit.file and f"({actor[1]} pid=" in one.hit.text
+        )
+        failed = any("RayTaskError" in one.type or "ActorDied" in one.type for one in told)
+        return last > first + _WELL_BEHIND and not failed and not self._open_symptoms
+
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
         course, hit = self._course, item.hit
+        if self._of_an_actor_that_works_on(item):
+            return True
         spoke = self._logs.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
         if spoke is not None and spoke.line <= hit.line:
             return False

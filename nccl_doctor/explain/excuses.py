@@ -250,6 +250,46 @@ def _started_otherwise(case: Case, hit: Hit) -> bool:
     return hit.signature == "local-rank-argument" and any(later(step, hit) for step in case.lasts("progress"))
 
 
+def _began_all_the_same(case: Case, hit: Hit) -> bool:
+    """Whether the ranks began after a script missed a command: it was not theirs."""
+    begun = case.lasts("nccl-version"), case.lasts("bootstrap-using"), case.lasts("progress")
+    unnamed = hit.signature == "shell-missing" and hit.rank is None and not hit.host
+    return unnamed and "not found" in hit.text and any(later(one, hit) for lasts in begun for one in lasts)
+
+
+def _measured_after(case: Case, hit: Hit) -> bool:
+    """Whether a test's rows follow an adapter's refusal: MPI's own, and it went another way."""
+    return hit.signature == "modify-qp" and any(later(row, hit) for row in case.lasts("busbw-row"))
+
+
+# Drivers of adapters that carry no RDMA: what NCCL sends goes through their interfaces only where it names them.
+_NO_RDMA = re.compile(
+    r"\b(?:i40e|igb|igc|ixgbe|e1000e|tg3|bnx2x|r8169|r8152|atlantic|virtio_net) [\w:.]+ (?P<interface>[\w.-]{2,15}): "
+)
+
+
+def _not_the_jobs(case: Case, hit: Hit) -> bool:
+    """Whether the link of an interface went down that the job does not use: NCCL names the ones that it uses."""
+    if hit.signature != "kernel-link-down":
+        return False
+    of = _NO_RDMA.search(hit.text)
+    used = {one.groups["interface"] for one in case.hits("bootstrap-using")}
+    return of is not None and bool(used) and of["interface"] not in used
+
+
+_RAN = re.compile(r"ran for (\d{1,9}) milliseconds")
+_IN_TIME = 60.0  # seconds: what is told so soon after may have been so when the collective began
+
+
+def _while_they_waited(case: Case, hit: Hit) -> bool:
+    """Whether a link went down when the first collective that ran out of time had already been waiting: it waited for another."""
+    if hit.signature != "kernel-link-down" or hit.seconds is None:
+        return False
+    ends = ((one.seconds, _RAN.search(one.text)) for one in case.hits("watchdog-timeout") if one.seconds is not None)
+    waits = [(end - int(ran[1]) / 1000, end) for end, ran in ends if ran]
+    return bool(waits) and min(waits)[0] + _IN_TIME < hit.seconds < min(end for _, end in waits)
+
+
 def _by_hand(case: Case, hit: Hit) -> bool:
     return case.hang.ended_by(hit)
 
@@ -264,6 +304,10 @@ _LEFT: tuple[tuple[Callable[[Case, Hit], bool], float], ...] = (
     (_pod_replaced, 0.45),
     (_of_one_host, 0.45),
     (_started_otherwise, 0.3),
+    (_began_all_the_same, 0.3),
+    (_measured_after, 0.3),
+    (_not_the_jobs, 0.4),
+    (_while_they_waited, 0.45),
     (_the_disk_failed, 0.45),
     (_went_another_way, 0.45),
     (_of_another_job, 0.4),

@@ -35,9 +35,9 @@ GAVE_UP = (  # waiting in vain
     "symmetric-signal-timeout",
 )
 CRASHED = ("segfault", "sigabrt-exit", "bus-error", "crash-handler")
-WORK = ("progress", "busbw-row", "ended-well", "nccl-tests-ok", "busbw-average")
+WORK = ("progress", "busbw-row", "own-result", "ended-well", "nccl-tests-ok", "busbw-average")
 # Releases before 2.18 do not say "Init START": that they chose a network, or connect channels, is the beginning.
-_BEGINNINGS = (
+BEGINNINGS = (
     "nccl-init-start",
     "nccl-init-complete",
     "channel-net",
@@ -73,7 +73,7 @@ class Hang:
     @functools.cached_property
     def _worked(self) -> bool:
         """Whether work was done, apart from what stands above NCCL's beginning in its file: a download, prepared data."""
-        begun = {hit.file: hit.line for hit in reversed(self._logs.hits(*_BEGINNINGS))}
+        begun = {hit.file: hit.line for hit in reversed(self._logs.hits(*BEGINNINGS))}
         lasts = [work for name in WORK for work in self._logs.lasts(name)]
         if not lasts:
             return self._logs.has(*WORK)  # seen in a sample of a large file, where lines have no numbers
@@ -83,7 +83,7 @@ class Hang:
     def _began(self) -> bool:
         """Whether NCCL began to initialise, or an engine whose next step it is."""
         engine = self._logs.has("engine-names-its-nccl") and not self._logs.has("engine-went-on")
-        return engine or self._logs.has(*_BEGINNINGS)
+        return engine or self._logs.has(*BEGINNINGS)
 
     @functools.cached_property
     def _ctrl_c(self) -> list[Hit]:

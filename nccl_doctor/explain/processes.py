@@ -145,7 +145,11 @@ class Names:
         said = (*self._hits("mpi-abort"), *(hit for hits in self._summary.tails.values() for hit in hits))
         found = (told for hit in said if "srun: error: " in hit.text and (told := _TASKS.search(hit.text)))
         pairs = [(told[1], task) for told in found for task in _unfolded(told[2])]
-        return iter(pairs if max((task for _, task in pairs), default=0) >= self._highest else ())
+        if any(hit.labelled for hit in self._summary.last_of_rank.values()):  # srun -l: its tasks are the ranks
+            return iter(pairs)
+        behind = self._summary.ranks_of_task  # of tasks that are nodes
+        ranks = [(host, rank) for host, task in pairs for rank in behind.get(task, ())]
+        return iter(ranks or (pairs if max((task for _, task in pairs), default=0) >= self._highest else ()))
 
     @functools.cached_property
     def _highest(self) -> int:

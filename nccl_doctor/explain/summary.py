@@ -53,6 +53,9 @@ class Summary(msgspec.Struct):
     stepped: dict[str, Hit] = msgspec.field(default_factory=dict)  # by file, the report of the last step but one
     last_of_rank: dict[int, Hit] = msgspec.field(default_factory=dict)
     ranks: set[int] = msgspec.field(default_factory=set)  # that lines name as their speakers
+    ranks_of_task: dict[int, set[int]] = msgspec.field(
+        default_factory=dict
+    )  # behind the labels of tasks that are nodes
     hosts: set[str] = msgspec.field(default_factory=set)
     skipped: dict[str, list[Skip]] = msgspec.field(default_factory=dict)
     turned: dict[str, list[int]] = msgspec.field(
@@ -82,6 +85,8 @@ class Summary(msgspec.Struct):
         self.stepped.update(other.stepped)
         self.last_of_rank.update(other.last_of_rank)
         self.ranks |= other.ranks
+        for task, ranks in other.ranks_of_task.items():
+            self.ranks_of_task.setdefault(task, set()).update(ranks)
         self.hosts |= other.hosts
         self.skipped.update(other.skipped)
         self.turned.update(other.turned)

@@ -18,12 +18,15 @@ _T = TypeVar("_T")
 _NOISE = re.compile(
     r"NCCL INFO (?!.*(?:->|rror|ail|Disabled|refused|timed out|nreachable))|Traceback|closing signal|error_file|"
     r"elastic/errors|OMP_NUM_THREADS|NOERROR|no error|0 errors|without error|errors?[:=] ?0\b|"
+    r"(?:rrors?|ailures?|ails?) = ?\d+\s*$|"  # a setting: "Option when facing NVSwitch failure = 0"
     r"CUDA kernel errors might|For debugging consider|Some NCCL operations have failed|taking the entire process down|"
     r"^(?:(?!.*(?:ailed|nable to|annot|denied|refused|No such|No space))\s*(?=\S)[\w ./()-]{2,60}\s*$|"
     r"\s*(?=\S)(?:# (?:HELP|TYPE) .*|\w+\{.{0,400}\} 0(?:\.0+)?|[\w ./()-]{2,60}[^:]:\s+(?:0|No|N/A|None|Disabled|"
     r"Not Active))\s*$)|"
     r"(?:^|\s)(?:File \"[^\"]+\", line \d|"
     r"(?:\w+:\.{2,60}|[a-z]+_[a-z_]+:)\d{1,2}\W*$|"  # perfquery's and sysfs' counters of an adapter, which count since its start
+    r"[A-Z][A-Z0-9]*_[A-Z0-9_]{2,60}(?:: |=)\S{1,60}\s*$|"  # a variable's name
+    r"(?:srun|mpirun|torchrun|python3?|pytest|accelerate launch|deepspeed|torch\.distributed\.run) (?:\S+ ){0,40}?--?[a-z]|"  # a command
     r"[$#] (?:cd|cat|grep|head|ls|perfquery|tail) )"  # what somebody asks for names what may be found
 )
 
@@ -86,7 +89,10 @@ def lines(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
     quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
     said = [hit for hit in case.hits("error-line") if place(hit) not in quiet and not bystanders.is_typed(hit.text)]
-    found = [hit for hit in said if sounds_bad(hit.text)]
+    many = [
+        one for one in case.seen(Role.HARMLESS) if case.count(one.name) > len(case.hits(one.name))
+    ]  # not all are kept
+    found = [hit for hit in said if sounds_bad(hit.text) and not any(one.match(hit.text) for one in many)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

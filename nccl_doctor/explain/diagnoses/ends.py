@@ -9,7 +9,7 @@ from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.words import gave_up
-from nccl_doctor.explain.lines import came_after, ending, place, ranks_of, shortened, speakers
+from nccl_doctor.explain.lines import came_after, ending, just_below, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.processes import failure_table, of_same_process
 from nccl_doctor.explain.readers import prefix
@@ -262,11 +262,15 @@ def killed_by_whoever_says_so(case: Case) -> Iterable[Candidate]:
             yield Candidate("launch.killed", strength, title, [sender, *ended], *speakers([sender, *ended]))
 
 
+_STACK = 12  # lines of a stack, at most, from the error down to the thread's own frame
+
+
 @diagnosis
 def only_the_watchdogs_frames(case: Case) -> Iterable[Candidate]:
     """torch's watchdog ended its process (its frames are in the log), and the line that says why is not: a collective ran
     out of time, ranks called different ones, or a peer was lost. The lines in front, and those of the other ranks, would tell."""
-    hits = case.hits("watchdog-frame")
+    stores = case.hits("store-closed")  # which the watchdog's thread asks, and whose end it tells with its own stack
+    hits = [hit for hit in case.hits("watchdog-frame") if not any(just_below(hit, store, _STACK) for store in stores)]
     strengths = {"app.straggler-timeout": 0.4, "app.collective-mismatch": 0.37, "net.peer-lost": 0.34}
     title = "torch's watchdog ended a rank; why, these lines do not say"
     waited = ranks_of(hits)

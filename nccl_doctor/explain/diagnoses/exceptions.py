@@ -26,7 +26,9 @@ _SETUP_TEXT = re.compile(
     r"not in struct|unrecognized|does not exist|No such file|not found|invalid choice|is required|must be divisible|"
     r"should be divisible|is not divisible|Unknown|Invalid|unsupported|not supported|401 Client|403 Client|404 Client|"
     r"Connection error|couldn't connect|Repo id must|offline mode|not a valid|cannot import name|no attribute|CUDA_HOME|"
-    r"ninja|Error compiling|Error building|config|argument|hyperparameter|Failed to import",
+    r"ninja|Error compiling|Error building|config|hyperparameter|Failed to import|must be specified|has to be specified|is not equal to|"
+    r"(?:required|missing|unrecognized|unexpected|invalid|unknown|positional|keyword|command[- ]line|bad) arguments?\b|arguments?:? --|"
+    r"arguments? (?:is|are|was|were|must|should|not)\b|takes (?:no|\d+|from) ",
     re.IGNORECASE,
 )
 # The exception types in which c10d, NCCL, Gloo and CUDA complain; where no signature knew the text, it is theirs.
@@ -140,7 +142,10 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     """What an exception that these ranks raised is, likeliest first: cause, strength, and a reason of its own."""
     began = any(hit.file == first.hit.file and hit.line < first.first_line for hit in case.hits("progress"))
     setup = bool(_SETUP.search(first.type) or _SETUP_TEXT.search(first.message)) and not (began and len(ranks) == 1)
-    everyone = case.world > 1 and len(ranks) >= case.world
+    everyone = case.world > 1 and (
+        len(ranks) >= case.world or (setup and len(ranks) > 1 and case.summary.ranks <= ranks)
+    )
+    everyone |= bool(_DENIED.search(first.message)) and _several(case, first)
     if not everyone and _others_suffer(case):
         return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
     tested = case.last("busbw-average", first.hit.file)
@@ -152,10 +157,19 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
     raised = [rank for rank, code in case.exits.items() if code >= 0]
     others_died_too = len(raised) > 1 and bool(ranks)
-    if setup or half or not case.distributed or others_died_too:
+    if setup or half or everyone or not case.distributed or others_died_too:
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
     return [("app.rank-exception", 0.7, ""), ("unrelated", 0.45, "")]
+
+
+# What a server of models or data says to anybody who is not logged in.
+_DENIED = re.compile(r"gated repo|(?:401|403) Client Error|Invalid credentials|is restricted\. You must", re.IGNORECASE)
+
+
+def _several(case: Case, first: Traceback) -> bool:
+    """Whether several processes raised the same."""
+    return len({(one.hit.host, one.hit.pid, one.hit.rank) for one in _own(case) if _kind(one) == _kind(first)}) > 1
 
 
 def _others_suffer(case: Case) -> bool:

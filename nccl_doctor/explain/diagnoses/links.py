@@ -78,6 +78,27 @@ def interface_of_lower_speed(case: Case) -> Iterable[Candidate]:
         yield Candidate("net.slow", 0.7, title, proof[:6], hosts=set(slow))
 
 
+@diagnosis
+def port_of_lower_speed(case: Case) -> Iterable[Candidate]:
+    """NCCL found a port of half the speed, or less, that the same port of all other hosts has: each ring waits for its rail.
+
+    A slower adapter for storage or management is one on every host.
+    """
+    ports: dict[str, dict[str, tuple[float, Hit]]] = {}
+    for hit in case.hits("port-of-nccl"):
+        if hit.host:
+            name = f"{hit.groups['device']}:{hit.groups['port']}"
+            ports.setdefault(name, {})[hit.host] = float(hit.groups["speed"]), hit
+    for name, by_host in ports.items():
+        slow, usual = far_below({host: speed for host, (speed, _) in by_host.items()}, _HALF, 3)
+        fast = [hit for speed, hit in by_host.values() if speed == usual]
+        if slow and len(slow) + len(fast) == len(by_host):
+            title = f"port {name} came up at {by_host[slow[0]][0] / 1000:g} Gb/s, that of the other hosts at {usual / 1000:g} Gb/s"
+            yield Candidate(
+                "net.slow", 0.72, title, [*(by_host[host][1] for host in slow), *fast[:2]][:6], hosts=set(slow)
+            )
+
+
 def _slots(case: Case, name: str) -> list[tuple[float, Hit]]:
     """What the kernel tells of the PCIe bandwidth of network adapters, in Gb/s."""
     return [(float(hit.groups["gbits"]), hit) for hit in case.hits(name)]

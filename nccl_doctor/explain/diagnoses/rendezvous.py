@@ -236,6 +236,21 @@ def several_masters(case: Case) -> Iterable[Candidate]:
         )
 
 
+@diagnosis
+def each_by_itself(case: Case) -> Iterable[Candidate]:
+    """Several tasks of one srun or mpirun say that they are the only process: each trains a model of its own, over all data, and
+    they overwrite each other's checkpoints. Nothing fails."""
+    alone: dict[int, Hit] = {}
+    for hit in case.hits("accelerate-alone"):
+        if hit.rank is not None and hit.labelled:
+            alone.setdefault(hit.rank, hit)
+    sizes = {hit.groups["world"] for hit in case.hits("accelerate-processes")}
+    if len(alone) > 1 and sizes <= {"1"} and not case.has("nccl-init-start", "gloo-connected"):
+        title = f"{len(alone)} tasks run by themselves, each in a world of one: the launcher's rank and size do not reach the program"
+        hits = [*alone.values(), *case.hits("accelerate-processes")[:2]]
+        yield Candidate("launch.env-missing", 0.84, title, hits[:6], final=True, slows=True)
+
+
 _GPUS_WANTED = re.compile(r"'GPU': (\d+(?:\.\d+)?)")
 
 

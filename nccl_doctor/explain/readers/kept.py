@@ -17,8 +17,10 @@ from nccl_doctor.explain.summary import KEEP_PER_FILE, HitGroup, Summary
 
 QUOTE_LIMIT = 2000  # characters of a line that are kept as a quote
 _FEW = 40  # of lines that accuse nobody
-_BEGINS = ("section", "typed-look", "typed-launch")
-_PROMPTS = ("remote", "host", "bracketed", "bare")  # what a shell's prompt calls the host, or the command
+_HEADINGS = ("section-of-host", "described", "group-heading")  # what stands below is of one host, or of several
+_BEGINS = ("section", "typed-look", "typed-launch", "section-of-host", "described")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
+_PROMPTS = ("remote", "host", "bracketed", "titled", "bare")  # what a shell's prompt calls the host, or the command
 _NAMING = ("torchrun-host", "tests-device", "rank-on-host", "rank-on-host-somehow")
 _NUMBER = re.compile(rb"[a-f]*\d[0-9a-f]*")
 _ENDED = re.compile(r"srun: error: ([\w.-]+): task (\d+): ")
@@ -128,7 +130,7 @@ class Kept:
             self.summary.ranks |= {rank for rank in of_files if rank is not None}
         if self._host_of_label:
             self._rewrite(self._at_its_host)
-        if not self.summary.groups.keys().isdisjoint(("typed-look", "typed-launch")):
+        if not self.summary.groups.keys().isdisjoint((*_BEGINS[1:], "group-heading")):
             self._rewrite(self._where_somebody_looked)
         self._take_back_labels()
 
@@ -139,7 +141,13 @@ class Kept:
     @functools.cached_property
     def _places(self) -> tuple[list[int], list[Hit]]:
         """Where a file, or what somebody typed, begins: the lines' numbers, and the lines."""
-        hits = sorted((hit for name in _BEGINS for hit in self._hits(name)), key=lambda hit: hit.line)
+        ruled = {hit.line for hit in self._hits("group-heading")}
+        rows = (
+            [hit for name in self.summary.groups if name.endswith("-rows") for hit in self._hits(name)] if ruled else []
+        )
+        between = (_of_one_host(hit) for hit in rows if {hit.line - 1, hit.line + 1} <= ruled)
+        found = (*between, *(hit for name in _BEGINS for hit in self._hits(name)))
+        hits = sorted(found, key=lambda hit: hit.line)
         return [hit.line for hit in hits], hits
 
     def _last_above(self, hit: Hit) -> Hit | None:
@@ -185,7 +193,12 @@ class Kept:
             return hit
         last = self._last_above(hit)
         looked = last is not None and last.signature == "typed-look" and hit.rank is None
-        if last is None or not (looked or (last.groups.get("here") and last.line not in self._mixed)):
+        here = (
+            last is not None
+            and (last.signature in _HEADINGS or last.groups.get("here"))
+            and last.line not in self._mixed
+        )
+        if last is None or not (looked or here):
             return hit
         return msgspec.structs.replace(hit, host=next(filter(None, map(last.groups.get, _PROMPTS)), ""))
 
@@ -212,6 +225,7 @@ class Kept:
 
         summary.last_of_rank = {rank: hit for rank, hit in summary.last_of_rank.items() if not hit.labelled}
         self._rewrite(unlabelled)
+        summary.ranks_of_task = self._ranks_of_label
         summary.ranks = set().union(summary.last_of_rank, *self._ranks_of_label.values(), *self._ranks_told.values())
 
     def _rewrite(self, change: Callable[[Hit], Hit]) -> None:
@@ -225,6 +239,13 @@ class Kept:
         summary.failed = [change(hit) for hit in summary.failed]
         summary.tracebacks = [msgspec.structs.replace(item, hit=change(item.hit)) for item in summary.tracebacks]
         summary.last_of_rank = {rank: change(hit) for rank, hit in summary.last_of_rank.items()}
+
+
+def _of_one_host(hit: Hit) -> Hit:
+    """A heading of clush and dshbak with the host that it names; one that names several tells none."""
+    name = hit.text.strip()
+    told = {"host": name} if prefix.is_host(name) and _NAME.fullmatch(name) else {}
+    return msgspec.structs.replace(hit, signature="group-heading", groups=told)
 
 
 def _own(rank: int, text: str) -> bool:

@@ -69,7 +69,7 @@ _RANK_TAG = re.compile(r"\[rank ?(?P<rank>\d{1,9})\]:?\s?", re.IGNORECASE)
 _TORCHS_TAG = re.compile(r"\[rank(?P<rank>\d{1,9})\]:")
 _RANK_WORD = re.compile(r"\(?rank[ =:]?\s?(?P<rank>\d{1,9})\)?\s?[:|>-]\s", re.IGNORECASE)
 _MPI = re.compile(
-    r"\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d{1,9})(?:,(?P<host>[\w.-]{1,64}))?\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?"
+    r"\[(?:(?:prterun-[\w.-]{1,80}@)?\d+,)?(?:mpirank:)?(?P<rank>\d{1,9})(?:,(?P<host>[\w.-]{1,64}))?\](?:\[[^\]]{0,80}\])?<(?:stdout|stderr|stddiag)>:\s?"
 )
 # What srun tells of a task names its host; the task's number is a rank only where each rank is a task of its own.
 _SRUN_ERROR = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? [\d,-]+: ")
@@ -78,7 +78,8 @@ _SRUN = re.compile(r"\s{0,6}(?P<task>\d{1,6}):(?: (?!\S{1,40}: <[A-Z])|$)")
 _PID_TAG = re.compile(r"\[pid (?P<pid>\d{1,9})\] ")
 _BARE_RANK = re.compile(r"\[(?P<task>\d{1,6})\] ")
 _RAY = re.compile(
-    r"\((?:[\w.:=\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?\)\s?"
+    r"\((?:(?:[\w.:=\[\]-]{1,80}(?: \w+=[\w.-]+| [DTPE]P\d+){0,3}? )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\d.]+))?(?:, [^)]{0,80})?"
+    r"|raylet, ip=(?P<node>[\d.]+))\)\s?"
 )
 # "(worker1, rank=1, pid=31003, ip=10.20.0.12) ": the rank is the node's
 _SKYPILOT = re.compile(r"\((?P<host>[\w.-]{1,64}), rank=\d{1,6}, pid=(?P<pid>\d+)(?:, ip=[\d.]+)?\)\s?")
@@ -288,8 +289,8 @@ def _one_prefix(line: Line, text: str, at: int) -> tuple[int, str] | None:
             return found.end(), f"p{line.pid}{line.host}"
         found = _RAY.match(text, at)
         if found:
-            line.pid = found.group("pid")
-            line.host = found.group("ip") or line.host
+            line.pid = found.group("pid") or ""
+            line.host = found.group("ip") or found.group("node") or line.host
             rank = re.search(r"rank=(\d{1,9})\b", found.group())
             if rank:
                 line.rank = int(rank.group(1))

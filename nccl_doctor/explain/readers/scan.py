@@ -256,7 +256,7 @@ class Scanner:
             self._kept.add(signature, groups, said, times)
             said.known.append(signature.name)
             trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
-            if signature.rows:
+            if signature.rows >= max(self._rows_left, 1):
                 self._table, self._rows_left = signature.name, signature.rows
         self._count_busy(live, trouble)
         if said.line.rank is not None:

@@ -87,6 +87,8 @@ says(
     "MEMBER: {}/{world:int}",
     why="The number of ranks the program says it has.",
 )
+says("accelerate-alone", "Distributed environment: DistributedType.NO", why="Accelerate runs this process by itself.")
+says("accelerate-processes", "Num processes: {world:int}", why="How many processes Accelerate knows of.")
 says(
     "lightning-member",
     "GLOBAL_RANK: {rank:int}, MEMBER: {member:int}/{world:int}",
@@ -327,6 +329,7 @@ says(
     "process rank {rank:int} with PID {pid:int} on node {host:word} exited",  # mpirun, when it is too late
     "SLURM_PROCID={rank:int} {}SLURMD_NODENAME={host:word}",
     "Rank={rank:int} Node={host:word} ",  # NVIDIA's resiliency extension
+    "Rank {rank:int}, node {host:word}, device {device:int}",  # Megatron
     why="Which host a rank runs on.",
 )
 says(
@@ -623,6 +626,40 @@ says(
     why="head or tail over several files: what stands below is of that one.",
     where=lambda groups, line: line.startswith("==> ") and line.rstrip().endswith(" <=="),
 )
+says(
+    "section-of-host",
+    " | CHANGED",
+    " | SUCCESS",
+    " | FAILED",
+    " | UNREACHABLE",
+    pattern=re.compile(
+        r"^(?P<host>[A-Za-z0-9][\w.-]{0,63}) \| (?:CHANGED|SUCCESS|FAILED!?|UNREACHABLE!?) (?:\| rc=\d+ >>|=> ?\{)"
+    ),
+    every=True,
+    why="ansible: what stands below is of that host.",
+)
+says(
+    "group-heading",
+    "---------------",
+    pattern=re.compile(r"^-{15,16}\s*$"),
+    rows=1,
+    every=True,
+    why="clush -b and dshbak -c put the names of hosts between two such lines; what stands below is of these.",
+)
+says(
+    "described",
+    "Name:  ",
+    pattern=re.compile(r"^Name:\s{2,40}(?P<host>[a-z0-9][a-z0-9.-]{0,252})\s*$"),
+    every=True,
+    why="kubectl describe: what stands below is of this pod or node.",
+)
+says(
+    "described-node",
+    "Node:  ",
+    pattern=re.compile(r"^Node:\s{2,40}(?P<node>[a-z0-9][a-z0-9.-]{0,252})/"),
+    every=True,
+    why="kubectl describe: the node on which the pod runs.",
+)
 _TOOL = (
     r"(?:sudo )?(?:nvidia-smi|rocm-smi|dcgmi|dmesg|journalctl|ibstat|ibstatus|ibv_devinfo|show_gids|perfquery|ethtool|lspci|ipmitool|rdma|"
     r"systemctl|docker logs|cat /|df|free|ip |ulimit|ls )"
@@ -652,6 +689,9 @@ says(
         + _TOOL
         + r"|^\W?(?P<bare>[A-Za-z][\w-]{0,40}\d[\w-]{0,20}) ?[$#] "
         + _TOOL
+        + r"|^\[(?P<bracketed>[A-Za-z][\w-]{0,40}\d[\w-]{0,20})\] ?[$#] "
+        + _TOOL
+        + r"|^[=#-]{1,6} (?:\S+ ){1,3}?(?:of|from|on) (?P<titled>[A-Za-z][\w-]{0,40}\d[\w.-]{0,40})(?: [=#-]{1,6})?$"
         + r"|(?:^|\s)[$#] "  # at a host that is not told: no longer at the one before
         + _TOOL
     ),

@@ -265,6 +265,7 @@ says(
     "Duplicate GPU detected",
     "Multiple ranks detected using the same GPU on this node",
     "Multiple processes within communication group running on same CUDA device",  # XGBoost
+    "Attempting to use the same CUDA device",  # TRL
     "Multiple Ranks are using the same GPU/Partition",
     cause="gpu.duplicate",
     strength=0.98,

@@ -35,6 +35,18 @@ says(
     why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
 )
 says(
+    "service-thread-at-its-end",
+    "[Service thread] Accept failed Resource temporarily unavailable",
+    role=H,
+    why="NCCL's thread that accepts connections was told to end while it waited: errno is that of a socket without a caller.",
+)
+says(
+    "limit-left-as-it-is",
+    "Found ulimit of {limit:int} and failed to automatically increase",
+    role=H,
+    why="vLLM tries to raise the number of open files when it starts. Where files do run out, an error of their own tells it.",
+)
+says(
     "limit-not-propagated",
     "Can't propagate RLIMIT_{limit:word} of {value} from submit host",
     role=H,

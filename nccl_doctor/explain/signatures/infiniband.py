@@ -37,6 +37,11 @@ def _status(*numbers: int) -> Guard:
 
 
 says(
+    "port-of-nccl",
+    "NET/IB: [{index:int}] {device:word}:{}:{port:int}/{layer:word} {}speed={speed:int} ",
+    why="A port that NCCL found, and its speed in Mb/s.",
+)
+says(
     "ib-retry",
     *_COMPLETION,
     where=_status(12, 13, 20),

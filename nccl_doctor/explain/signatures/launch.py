@@ -339,6 +339,7 @@ says(
     "signal-exception",
     "got signal: {signal:int}",
     "Received {number} death signal",
+    "Main process received SIG{name:word}, exiting",  # DeepSpeed's launcher, where no process of its own had ended
     cause="launch.killed",
     strength=0.74,
     title="the launcher was told to stop by a signal from outside",

@@ -40,7 +40,7 @@ _BADLY = re.compile(
 _OF_THE_JOB = re.compile(
     r"^(?!.*\b(?:rank|worker|process|pid(?!=)|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b)(?:.*"
     r"\b(?:job|JobState|train\w*|run|script|srun|mpirun|torchrun|deepspeed|accelerate|launch\w*|python3?|program|main|pytest)\b|"
-    r"(?:.*(?:[\]:|>F]|\d\d:\d\d\S{0,40}) )?\W{0,8}(?:(?:finished|done|exited)\W{1,8})?(?:with )?(?:rc|exit (?:code|status))\W{0,2}0\b\W*$)",
+    r"(?:.*(?:[\]:|>F]|\d\d:\d\d\S{0,40}) )?\W{0,8}(?:(?:finished|done|exited)\W{1,8})?(?:with )?(?:rc|exit(?: (?:code|status))?)\W{0,2}0\b\W*$)",
     re.IGNORECASE,
 )
 
@@ -248,6 +248,7 @@ says(
     " passed in ",
     " passed, {others} in ",
     "run_stop{}status{}success",  # MLPerf's log
+    "ENDING TIMING RUN AT ",  # of its scripts, where the program ended well
     "Number of trials: {done}TERMINATED)",  # Ray Tune: every trial has ended
     "PASSED  ] {tests:int} test",  # googletest; of failed ones the next line tells
     "ob {id:word} SUCCEEDED",
@@ -266,9 +267,21 @@ says(
     ),
 )
 says(
+    "own-result",
+    "esult: tensor(",
+    "Done with {what}",
+    "omplete time: {seconds:num}",
+    "otal time: {seconds:num}",
+    role=Role.PROGRESS,
+    sampled=True,
+    where=lambda groups, line: not _BADLY.search(line),
+    why="A small program tells what it reckoned, or how long it took: the collectives before it worked.",
+)
+says(
     "exit-zero",
     "rc=0",
     "rc 0",
+    "exit=0",
     "xit code 0",
     "xit code: 0",
     "xit status 0",

@@ -249,7 +249,10 @@ says(
     role=S,
     fold="NCCL proxy errors",
     why="The proxy thread reports what failed before.",
-    where=lambda groups, line: "Connection closed by localRank" not in line,  # also at every orderly end
+    # Both also at every orderly end; a peer that is really gone is told by those who wait for it.
+    where=lambda groups, line: (
+        "Connection closed by localRank" not in line and "Accept failed Resource temporarily" not in line
+    ),
 )
 says(
     "fatal-comm",

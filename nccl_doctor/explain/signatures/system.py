@@ -98,6 +98,7 @@ says(
     strength=0.95,
     title="too many open files",
     why="The process reached its limit of open files (ulimit -n).",
+    where=lambda groups, line: "This can cause fd limit errors" not in line,  # vLLM's notice at its start
 )
 says(
     "threads",

@@ -102,7 +102,9 @@ def test_whom_all_others_miss_is_to_blame_and_else_both_ends() -> None:
     assert blamed(using + one) == ("ib.retry-exceeded", [], ["n0", "n2"])
     two = STATUS_12.format(host="n1", pid=11, peer="10.0.0.2")
     assert blamed(using + one + two) == ("ib.retry-exceeded", [], ["n2"])
-    assert blamed(using + one + two + STATUS_12.format(host="n2", pid=12, peer="10.0.0.0"))[2] == ["n0", "n1", "n2"]
+    assert blamed(using + one + two + STATUS_12.format(host="n2", pid=12, peer="10.0.0.0"))[2] == [
+        "n2"
+    ]  # at one end of each
 
 
 RESET = "n{0}:1{0}:9 [0] misc/socket.cc:518 NCCL WARN Net : Call to recv from 10.0.0.{1}<53412> failed : Connection reset by peer\n"
@@ -334,3 +336,83 @@ def test_what_the_kernel_says_of_an_interface_names_no_host() -> None:
     xid = "[Tue Jun  3 06:50:55 2025] NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', DBE (double bit error)\n"
     assert blamed(text + xid) == ("gpu.ecc", [], [])
     assert blamed(f"avg-cpu:  %user   %nice\n{text}{xid}")[2] == []
+
+
+NV_MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\n"
+OF_A_GROUP = "---------------\n{0}\n---------------\n" + NV_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("heading", "host"),
+    [
+        (OF_A_GROUP.format("nv05"), "nv05"),
+        (OF_A_GROUP.format("nv[05-06] (2)"), ""),
+        (OF_A_GROUP.format("nv05").replace("-" * 15, "-" * 60), ""),  # a rule of some other table
+        (f"nv05 | FAILED | rc=9 >>\n{NV_MISMATCH}", "nv05"),
+        (f"[nv05] $ nvidia-smi\n{NV_MISMATCH}", "nv05"),
+        (f"== nvidia-smi of nv05 ==\n{NV_MISMATCH}", "nv05"),
+        (f"$ kubectl describe pod nv05-x\nName:         nv05-x\nNamespace:    ml\n{NV_MISMATCH}", "nv05-x"),
+        (f"Name:         nv05-x\nNode:         bm-03/10.0.0.3\n{NV_MISMATCH}", "bm-03"),
+    ],
+)
+def test_what_stands_below_a_heading_is_of_its_host(heading: str, host: str) -> None:
+    assert blamed(f"nv01 | CHANGED | rc=0 >>\nok\n{heading}") == ("gpu.driver", [], [host] if host else [])
+
+
+def test_the_host_of_a_connection_that_is_at_an_end_of_each_is_to_blame() -> None:
+    using = "".join(f"n{n}:1{n}:1{n} [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>\n" for n in range(4))
+    from_it = STATUS_12.format(host="n3", pid=13, peer="10.0.0.0") + STATUS_12.format(
+        host="n3", pid=13, peer="10.0.0.1"
+    )
+    assert blamed(using + from_it)[2] != ["n3"]  # whose log alone is here
+    assert blamed(using + from_it + STATUS_12.format(host="n2", pid=12, peer="10.0.0.3"))[2] == ["n3"]
+
+
+def test_the_ranks_of_the_rare_version_are_to_blame() -> None:
+    line = "n{2}:9:9 [0] init.cc:889 NCCL WARN Mismatched NCCL version detected : rank 2 version 22703 rank {0} version {1}\n"
+    log = "".join(line.format(rank, 22605, rank) for rank in (0, 1, 4, 5)) + line.format(3, 22703, 3)
+    assert blamed(log)[:2] == ("sw.nccl-version-mismatch", [2, 3])
+    assert blamed(line.format(3, 22605, 3))[1] == []  # one against one
+
+
+def test_who_did_not_come_is_to_blame_where_as_many_speak_as_came() -> None:
+    came = "[rank{0}]: torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/4 clients joined.\n"
+    assert blamed(came.format(0) + came.format(1)) == ("launch.world-size", [2, 3], [])
+    assert blamed(came.format(0))[1] != [1, 2, 3]
+
+
+def test_that_the_jobs_time_was_over_blames_nobody() -> None:
+    ended = "0: slurmstepd: error: *** STEP 1.0 ON n0 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    assert blamed(ended) == ("launch.killed", [], [])
+
+
+def test_srun_tells_the_host_of_each_task() -> None:
+    raised = RAISED.replace("[rank{0}]: ", "3: ")
+    ranks = "0: step 1 loss 2.0\n" + raised
+    assert blamed(ranks + "srun: error: gx7: tasks 2-3: Exited with exit code 1\n") == (
+        "app.rank-exception",
+        [3],
+        ["gx7"],
+    )
+    nodes = "".join(f"{node}: [rank{2 * node + local}]: step 1 loss 2.0\n" for node in (0, 1) for local in (0, 1))
+    behind = RAISED.format(3).replace("[rank3]", "1: [rank3]")
+    assert blamed(nodes + WATCHDOG.format(0) + behind + "srun: error: gx7: task 1: Exited with exit code 1\n")[1:] == (
+        [3],
+        ["gx7"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "who"),
+    [
+        ("(raylet, ip=10.8.0.13) node_manager.cc:3219: 1 Workers killed due to memory pressure (OOM)\n", ([], ["10.8.0.13"])),
+        (
+            "node_manager.cc:3219: 1 Workers killed due to memory pressure (OOM) at node (ID: 44a, IP: 10.8.0.13) over\n",
+            ([], ["10.8.0.13"]),
+        ),
+        ("[prterun-gx1-71744@1,5]<stdout>: CUDA error: an illegal memory access was encountered\n", ([5], [])),
+        ("RuntimeError: Rank 43, node r2-06, device 3, iteration 4: Unexpected result nan (NaN in grad norm)\n", ([43], ["r2-06"])),
+    ],
+)  # fmt: skip
+def test_ray_open_mpi_and_megatron_tell_who_it_was(log: str, who: tuple[list[int], list[str]]) -> None:
+    assert blamed(log)[1:] == who
