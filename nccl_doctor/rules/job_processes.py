@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from nccl_doctor.facts.fold import fold, ranges
+from nccl_doctor.facts.fold import fold, numbered, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.doing import AT_THE_END, looks
@@ -174,7 +174,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
     young = min(rank.process.age_s for rank in here) < YOUNG_S
-    what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
+    what = f"{numbered('rank', numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
     told = "; the kernel has killed for want of memory" if killed else ""
     return finding(
         "hang.rank-gone",
@@ -203,7 +203,7 @@ def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
         "hang.rank-gone.host",
         Severity.FAIL,
         f"{fold(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks "
-        f"rank{'s' if len(rest) > 1 else ''} {ranges(rest)}{others(job)}",
+        f"{numbered('rank', rest)}{others(job)}",
         [*(Evidence(text, "/proc/*/environ", host=host) for host in idle[:QUOTED]), *silence(job)],
         confidence=0.8,
         hosts=idle,

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.facts.fold import ranges
+from nccl_doctor.facts.fold import numbered
 from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
@@ -25,8 +25,7 @@ STACK = "py-spy dump --nonblocking --pid"
 
 def ranks_of(ranks: Sequence[Rank]) -> str:
     """``rank 3``, ``ranks 0-2,7``."""
-    numbers = [rank.number for rank in ranks]
-    return f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+    return numbered("rank", [rank.number for rank in ranks])
 
 
 def places(ranks: Iterable[Rank]) -> list[Place]:
