@@ -366,7 +366,7 @@ def test_tcp_buffers_and_ports() -> None:
 
 
 def holder(pid: int, command: str, state: str = "S") -> GpuProcess:
-    return GpuProcess(pid, command, "alice", state, 1, 260000.0, ("/dev/nvidia0",))
+    return GpuProcess(pid, command, "alice", state, 260000.0, ("/dev/nvidia0",))
 
 
 def test_processes_on_gpus() -> None:
