@@ -14,6 +14,7 @@ from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.host_memory import kills, was_it_killed
 from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
+    LAST_WORDS,
     QUOTED,
     WAITING,
     others,
@@ -24,6 +25,7 @@ from nccl_doctor.rules.job_words import (
     silence,
     started_s,
     state_of,
+    who_is,
 )
 from nccl_doctor.rules.rank_variables import local_world, told_local_world, told_world
 from nccl_doctor.rules.ranks import RunningJob
@@ -95,8 +97,7 @@ def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
         thaw = Fix("see which container or unit: `docker unpause`, `systemctl thaw`", f"cat /proc/{pid}/cgroup", host)
         return "hang.stopped", "frozen with its cgroup", thaw
     if kind == "traced" and (reading := process.readings[-1]):
-        who = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {reading.tracer}", host)
-        return "hang.stopped.traced", f"held by a debugger (pid {reading.tracer})", who
+        return "hang.stopped.traced", f"held by a debugger (pid {reading.tracer})", who_is(reading.tracer, host)
     return None
 
 
@@ -124,7 +125,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                 yield finding(
                     "hang.rank-gone.ended", Severity.FAIL, f"{rank.label} has ended{others(job, rank)}", proof_of(rank),
                     places=places([rank]),
-                    fixes=(Fix("its last words: that rank's log", "nccl-doctor explain logs/"),),
+                    fixes=(LAST_WORDS,),
                     explains=_GONE,
                 )  # fmt: skip
             elif rank.now.kind == "crashed":
@@ -186,7 +187,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
         places=[Place(host=host, rank=number) for number in numbers],
         fixes=(
             was_it_killed(host),
-            Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
+            LAST_WORDS,
         ),
         explains=_GONE,
     )

@@ -21,6 +21,12 @@ EARLY_S = 30.0  # hosts do not start in one moment: who is younger than this may
 ANSWERED_BY = {"send": "recv", "recv": "send"}
 _TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
+LAST_WORDS = Fix("its last words: that rank's log", "nccl-doctor explain logs/")
+
+
+def who_is(pid: int, host: str) -> Fix:
+    """How to see who the process is that holds another."""
+    return Fix("see who holds it", f"ps -o pid,user,lstart,args -p {pid}", host)
 
 
 def ranks_of(ranks: Sequence[Rank]) -> str:
