@@ -420,7 +420,7 @@ def test_what_cannot_be_kept_is_no_success_and_no_no_go(
     assert told.exit_code == code and "No space left" in told.output and verdict in told.output
 
 
-def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_no_success() -> None:
     for place, code, told in (("/nowhere/r", 2, "--output /nowhere/r: there is no"), ("/dev/full", 1, "No space left")):
         done = program("report", FAULTY, "-o", place)
         assert done.returncode == code and told in done.stderr and not done.stdout
