@@ -16,6 +16,11 @@ def gpu_nodes() -> List[str]:
     return [name for name in listed("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
 
 
+def gpu_names() -> List[str]:
+    """A name for each GPU that the driver lists, or that has a device file: a sandbox (gVisor) has the latter alone."""
+    return listed("/proc/driver/nvidia/gpus") or gpu_nodes()
+
+
 def gpu_processes() -> Dict[str, Any]:
     """Processes with an open GPU device, but for this agent and its own children, which ask NVML at the same time.
 

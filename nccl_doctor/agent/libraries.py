@@ -75,15 +75,9 @@ def _expand(entry: str, absolute: str) -> str:
 
 def find_library(name: str, cache: Dict[str, str]) -> str:
     """The library of this name that the dynamic loader would find; empty if there is none."""
-    for place in _library_path():
-        if os.path.exists(path(place + "/" + name)):
-            return place + "/" + name
-    if name in cache and os.path.exists(path(cache[name])):
-        return cache[name]
-    for place in DEFAULT_PLACES:
-        if os.path.exists(path(place + "/" + name)):
-            return place + "/" + name
-    return ""
+    before, behind = ([place + "/" + name for place in places] for places in (_library_path(), DEFAULT_PLACES))
+    candidates = [*before, *([cache[name]] if name in cache else []), *behind]
+    return next((place for place in candidates if os.path.exists(path(place))), "")
 
 
 def loader_search(directory: str) -> List[Tuple[str, str]]:

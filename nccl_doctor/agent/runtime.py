@@ -17,7 +17,6 @@ import pkgutil
 import queue
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,7 +26,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import nccl_doctor.agent.probes
 from nccl_doctor.agent import children, probing
 
-PROTOCOL = 1
 SILENCE_S = 45.0  # the controller pings every 5 s
 REPLY_LIMIT = 16 << 20  # bytes of one reply
 REQUEST_LIMIT = 64 << 20  # bytes of one request: more is no controller of ours
@@ -242,14 +240,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 def hello() -> Dict[str, Any]:
     """Who answers: for the session's first look."""
-    return {
-        "protocol": PROTOCOL,
-        "python": "%d.%d.%d" % sys.version_info[:3],
-        "executable": sys.executable,
-        "host": socket.gethostname(),
-        "uid": os.getuid(),
-        "pid": os.getpid(),
-    }
+    return {"python": "%d.%d.%d" % sys.version_info[:3], "pid": os.getpid()}
 
 
 def _take_stdio(stream: Any) -> Tuple[int, int]:

@@ -15,7 +15,7 @@ TABLE = Path(__file__).parent / "data" / "expected_busbw.yaml"
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """One published number: bus bandwidth in GB/s on a kind of machine. ``kind`` is measured or threshold."""
+    """One published number: bus bandwidth in GB/s on a kind of machine, as somebody measured it."""
 
     gpu: str
     fabric: str
@@ -23,8 +23,6 @@ class Expected(msgspec.Struct, frozen=True):
     gpus_per_host: int
     collective: str
     size: int
-    algorithm: str
-    kind: str
     value: float
     source: str
     read: str
@@ -38,12 +36,11 @@ def table() -> tuple[Expected, ...]:
 
 
 def find(gpu: str, fabric: str, hosts: int, gpus_per_host: int, collective: str, size: int) -> tuple[Expected, ...]:
-    """Numbers measured on such machines, for sizes from half of ``size`` to ``size``; thresholds are left out."""
+    """Numbers measured on such machines, for sizes from half of ``size`` to ``size``."""
     return tuple(
         item
         for item in table()
-        if item.kind == "measured"
-        and re.search(rf"\b{re.escape(item.gpu)}\b", gpu, re.IGNORECASE)  # a GH200 is no H200
+        if re.search(rf"\b{re.escape(item.gpu)}\b", gpu, re.IGNORECASE)  # a GH200 is no H200
         and (item.fabric, item.hosts, item.gpus_per_host, item.collective) == (fabric, hosts, gpus_per_host, collective)
         and size // 2 <= item.size <= size
     )

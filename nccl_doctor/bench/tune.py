@@ -82,7 +82,6 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
 
     candidate: Candidate
     verdict: Verdict
-    rounds: int = 0
     overall: Change | None = None
     sizes: tuple[SizeChange, ...] = ()
     failure: str = ""
@@ -213,13 +212,13 @@ def judge(candidate: Candidate, base: Sequence[Times], series: Sequence[Times], 
     missed = [key for key in keys if any(key not in times for times in series)]
     if not keys or missed or rounds < FEWEST_ROUNDS:
         why = f"no time for {missed[0][0]} of {missed[0][1]} B" if missed else "too few complete runs to compare"
-        return Trial(candidate, Verdict.FAILED, rounds, failure=why)
+        return Trial(candidate, Verdict.FAILED, failure=why)
     logs = {key: [math.log(series[n][key] / base[n][key]) for n in range(rounds)] for key in keys}
     # Several sizes are several chances to see a difference where there is none.
     strict = 1 - (1 - confidence) / len(keys)
     sizes = tuple(SizeChange(name, size, interval(logs[name, size], strict)) for name, size in keys)
     overall = interval([statistics.fmean(logs[key][n] for key in keys) for n in range(rounds)], confidence)
-    return Trial(candidate, _verdict(overall, sizes), rounds, overall, sizes)
+    return Trial(candidate, _verdict(overall, sizes), overall, sizes)
 
 
 def _verdict(overall: Change, sizes: Sequence[SizeChange]) -> Verdict:

@@ -16,11 +16,9 @@ from nccl_doctor.env.extract import conf
 from nccl_doctor.env.files import Problem, Unreadable, read_text
 from nccl_doctor.env.lint import Remark, doubtful, remark
 from nccl_doctor.facts.interfaces import ConfFile
+from nccl_doctor.facts.redaction import is_secret_name
 
 SYSTEM_CONF = "/etc/nccl.conf"
-
-# A value like this is a secret even in a variable of ours.
-_NEVER = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -36,11 +34,11 @@ class Sources(msgspec.Struct, frozen=True):
 
 
 def of_environment(variables: Mapping[str, str], host: str = "", name: str = "environment") -> tuple[Assignment, ...]:
-    """The assignments a process environment stands for."""
+    """The assignments a process environment stands for; those whose names say that they are secrets are left out."""
     return tuple(
         Assignment(key, value, name, None, How.PROCESS, f"{key}={value}", f"host {host}", host=host)
         for key, value in sorted(variables.items())
-        if is_ours(key) and not any(word in key for word in _NEVER)
+        if is_ours(key) and not is_secret_name(key)
     )
 
 

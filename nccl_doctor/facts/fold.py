@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _PLAIN_CHARACTERS = frozenset(":[]@,!&^%* ")  # of addresses, or with a meaning in a node set
 
@@ -18,9 +18,19 @@ def few(items: Sequence[object], shown: int = 4) -> str:
     return ", ".join(map(str, items[:shown])) + (f" and {len(items) - shown} more" if len(items) > shown else "")
 
 
+def few_reasons(texts: Sequence[str], shown: int) -> str:
+    """The same of sentences, which may have commas: ``no route, no name; no key; and 3 more``."""
+    return "; ".join(texts[:shown]) + (f"; and {len(texts) - shown} more" if len(texts) > shown else "")
+
+
 def counted(number: int, noun: str) -> str:
     """``1 host``, ``3 hosts``, ``3 processes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def numbered(noun: str, numbers: Collection[int]) -> str:
+    """``rank 3``, ``ranks 0-2,7``."""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -159,7 +159,6 @@ class FabricManager(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fabric manager as this host (or container) sees it; ``running`` None: other users' processes are hidden."""
 
     running: bool | None = None
-    installed: bool = False
     version: str | None = None
 
 
@@ -179,7 +178,6 @@ class GpuFact(Fact, frozen=True, omit_defaults=True, dict=True):
     module_version: str | None = None
     module_flavor: str | None = None
     device_nodes: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     container: str | None = None
     fabric_manager: FabricManager = FabricManager()

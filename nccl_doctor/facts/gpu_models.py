@@ -1,4 +1,4 @@
-"""The catalogue of GPU models: memory, compute capability, NVLinks, PCIe generation, number formats, speed, power."""
+"""The catalogue of GPU models: compute capability, NVLinks, number formats, speed, the adapter beside each GPU."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ class Gid(msgspec.Struct, frozen=True, omit_defaults=True):
     index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # the table is walked up to the last one
     gid: str
     type: str | None = None
-    netdev: str | None = None
 
 
 class NetDevice(msgspec.Struct, frozen=True, omit_defaults=True):

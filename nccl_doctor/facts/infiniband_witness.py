@@ -109,7 +109,7 @@ def _show_gids(text: str) -> Ports:
 
 
 def _gid(entry: ToolGid) -> Gid:
-    return Gid(entry.index, entry.gid, _VERSIONS.get(entry.version or ""), entry.netdev)
+    return Gid(entry.index, entry.gid, _VERSIONS.get(entry.version or ""))
 
 
 _READERS: dict[str, Callable[[str], Ports]] = {"ibstat": _ibstat, "ibv_devinfo": _devinfo, "show_gids": _show_gids}

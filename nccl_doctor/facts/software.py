@@ -50,7 +50,6 @@ class Plugin(msgspec.Struct, frozen=True):
     kind: str
     path: str
     real_path: str
-    found_by: str = ""
 
 
 class Library(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ class SharedMemory(msgspec.Struct, frozen=True):
     size_bytes: Count = 0
     free_bytes: Count = 0
     own_mount: bool = True
-    type: str = ""
     leftovers: dict[str, dict[str, int]] = {}
     read_only: bool | None = None  # None: its mount is not known
 
@@ -109,7 +108,6 @@ class GpuProcess(msgspec.Struct, frozen=True):
     command: str
     user: str = ""
     state: str = ""
-    parent: int | None = None
     age_s: float | None = None
     devices: tuple[str, ...] = ()
 

@@ -92,6 +92,9 @@ class EnvAdvice(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"unset {self.name}" if self.unset else f"export {self.name}={shell_word(self.value)}"
 
 
+SURE = 0.99  # from this confidence on a finding is certain: one about several hosts is a fault of each of them
+
+
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One problem, with its proof. Build it with :func:`finding`, which refuses one without evidence.
 
@@ -101,7 +104,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     severity: Severity
-    confidence: float  # 0..1; 0.99 and more is shown as "certain"
+    confidence: float  # 0..1
     title: str
     evidence: tuple[Evidence, ...]
     hosts: tuple[str, ...] = ()

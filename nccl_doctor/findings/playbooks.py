@@ -47,12 +47,16 @@ class PlaybookError(ValueError):
     """A playbook file that does not keep the format; says which file and what is wrong."""
 
 
-def directory() -> Path:
-    """Where the playbooks lie: inside the installed package, or at the top of a source checkout."""
+def shipped(name: str) -> Path | None:
+    """Where pages that are shipped lie: inside the installed package, or at the top of a source checkout."""
     package = Path(__file__).resolve().parent.parent
-    for candidate in (package / "playbooks", package.parent / "playbooks"):
-        if candidate.is_dir():
-            return candidate
+    return next((place for place in (package / name, package.parent / name) if place.is_dir()), None)
+
+
+def directory() -> Path:
+    """Where the playbooks lie."""
+    if found := shipped("playbooks"):
+        return found
     raise PlaybookError("no playbooks directory: the installation is incomplete, reinstall nccl-doctor")
 
 

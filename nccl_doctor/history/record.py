@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nccl_doctor.facts.model import Bundle
-from nccl_doctor.findings.model import Finding
+from nccl_doctor.findings.model import SURE, Finding
 from nccl_doctor.history.model import HostState, Run, Seen, Value
 from nccl_doctor.rules import metrics
 from nccl_doctor.rules.engine import reached
@@ -42,7 +42,7 @@ def _key(row: Seen) -> tuple[str, str, str, str]:
 
 def _rows(item: Finding) -> Iterator[Seen]:
     """One row per place; a finding's hosts without a place, and a finding without hosts, have one as well."""
-    sure = item.confidence >= 0.99 or len(item.hosts) == 1
+    sure = item.confidence >= SURE or len(item.hosts) == 1
     named = set(item.hosts)
     placed = {(place.host, place.gpu, place.nic) for place in item.places if place.host in named}
     hosts = {host for host, _, _ in placed}

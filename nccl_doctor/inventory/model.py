@@ -22,13 +22,11 @@ class HostEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """The hosts of a run, in the order they were named, each once.
 
-    ``source`` is the file's name, ``-`` for standard input, ``-H``, ``SLURM_JOB_NODELIST`` or ``this machine``;
     ``format`` is one of :data:`FORMATS`: a list of good hosts is written back in it. ``notices`` are sentences.
     """
 
     entries: tuple[HostEntry, ...]
     notices: tuple[str, ...] = ()
-    source: str = ""
     format: str = "plain"
 
 

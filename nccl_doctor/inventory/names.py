@@ -20,6 +20,15 @@ class BadName(ValueError):
     """Text that is no host, user or port; the message says what was expected."""
 
 
+def is_address(text: str) -> bool:
+    """Whether the text is an address, with or without brackets or a zone, and so no name to look up."""
+    try:
+        ipaddress.ip_address(text.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
 def is_ipv6(text: str) -> bool:
     """Whether the text is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
     address, percent, zone = text.partition("%")

@@ -38,7 +38,7 @@ def load(
         return from_list(host_list)
     if slurm_job:
         return _finish(slurm.entries(environment), slurm.SOURCE, "slurm", [])
-    return Inventory((HostEntry(socket.gethostname()),), (), "this machine", "local")
+    return Inventory((HostEntry(socket.gethostname()),), (), "local")
 
 
 def _read(hosts_file: str, stdin: BinaryIO) -> bytes:
@@ -103,7 +103,7 @@ def from_list(host_list: str, source: str = "-H") -> Inventory:
 
 def _finish(entries: list[HostEntry], source: str, format: str, notices: list[str]) -> Inventory:
     merged, more = merge(entries, source)
-    return Inventory(tuple(merged), (*notices, *more), source, format)
+    return Inventory(tuple(merged), (*notices, *more), format)
 
 
 def merge(entries: Iterable[HostEntry], source: str) -> tuple[list[HostEntry], list[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from nccl_doctor.facts.fold import counted, fold
+from nccl_doctor.facts.fold import counted, few_reasons, fold
 from nccl_doctor.findings.model import DENIED, EnvAdvice, Evidence, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding
 from nccl_doctor.report.safe_text import visible
@@ -60,7 +60,7 @@ def _reasons(because: set[str]) -> str:
         what, _, why = reason.partition(": ")
         whats.setdefault(why, []).append(what)
     told = [*whats.pop("", ()), *(f"{', '.join(each)}: {why}" for why, each in whats.items())]
-    return "; ".join(told[:4]) + (f"; and {len(told) - 4} more" if len(told) > 4 else "")
+    return few_reasons(told, 4)
 
 
 def body(report: Report, console: Console, verbose: bool) -> None:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from nccl_doctor.explain.model import Cause, Explanation, Moment, Verdict
-from nccl_doctor.facts.fold import counted, few, ranges
+from nccl_doctor.facts.fold import counted, few, numbered
 from nccl_doctor.facts.fold import fold as fold_hosts
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Evidence, Fix
@@ -101,7 +101,7 @@ def _print_body(explanation: Explanation, console: Console) -> None:
 def _print_cause(cause: Cause, console: Console, quoted: set[tuple[str, int | None, str]], decided: bool) -> None:
     where = []
     if cause.ranks:
-        where.append(("rank " if len(cause.ranks) == 1 else "ranks ") + ranges(list(cause.ranks)))
+        where.append(numbered("rank", cause.ranks))
     if cause.hosts:
         where.append(_hosts(cause.hosts))
     for widths in ((26, 34), (0, 0)):  # in columns where they fit

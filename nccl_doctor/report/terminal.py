@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from nccl_doctor.findings.model import SURE
+
 D = TypeVar("D", bound="LiveDisplay")
 
 PIPE_WIDTH = 128  # columns where there is no terminal: as wide as the widest table, bench's against a baseline
@@ -37,7 +39,7 @@ class _Trimmed:
 
 def confidence_word(confidence: float) -> str:
     """``certain``, ``likely`` or ``possible``: what a reader needs; the number is in the JSON."""
-    return "certain" if confidence >= 0.99 else "likely" if confidence >= 0.75 else "possible"
+    return "certain" if confidence >= SURE else "likely" if confidence >= 0.75 else "possible"
 
 
 def stdout_console(plain: bool = False) -> Console:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nccl_doctor.findings.model import Finding, Severity
+from nccl_doctor.findings.model import SURE, Finding, Severity
 from nccl_doctor.rules import engine
 
-SURE = 0.99  # from this confidence on, a finding about several hosts is a fault of each of them
 _SEVERITIES = (Severity.FAIL, Severity.WARN, Severity.INFO)
 
 

@@ -7,8 +7,7 @@ from collections import Counter
 import msgspec
 
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import Severity
-from nccl_doctor.rules.consequences import SURE
+from nccl_doctor.findings.model import SURE, Severity
 from nccl_doctor.rules.judge import Report, anything
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"

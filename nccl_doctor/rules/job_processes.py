@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from nccl_doctor.facts.fold import fold, ranges
+from nccl_doctor.facts.fold import fold, numbered, ranges
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
 from nccl_doctor.rules.doing import AT_THE_END, looks
@@ -14,6 +14,7 @@ from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.host_memory import kills, was_it_killed
 from nccl_doctor.rules.job_reason import reason
 from nccl_doctor.rules.job_words import (
+    LAST_WORDS,
     QUOTED,
     WAITING,
     others,
@@ -24,6 +25,7 @@ from nccl_doctor.rules.job_words import (
     silence,
     started_s,
     state_of,
+    who_is,
 )
 from nccl_doctor.rules.rank_variables import local_world, told_local_world, told_world
 from nccl_doctor.rules.ranks import RunningJob
@@ -95,8 +97,7 @@ def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
         thaw = Fix("see which container or unit: `docker unpause`, `systemctl thaw`", f"cat /proc/{pid}/cgroup", host)
         return "hang.stopped", "frozen with its cgroup", thaw
     if kind == "traced" and (reading := process.readings[-1]):
-        who = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {reading.tracer}", host)
-        return "hang.stopped.traced", f"held by a debugger (pid {reading.tracer})", who
+        return "hang.stopped.traced", f"held by a debugger (pid {reading.tracer})", who_is(reading.tracer, host)
     return None
 
 
@@ -124,7 +125,7 @@ def gone(fleet: Fleet) -> Iterator[Finding]:
                 yield finding(
                     "hang.rank-gone.ended", Severity.FAIL, f"{rank.label} has ended{others(job, rank)}", proof_of(rank),
                     places=places([rank]),
-                    fixes=(Fix("its last words: that rank's log", "nccl-doctor explain logs/"),),
+                    fixes=(LAST_WORDS,),
                     explains=_GONE,
                 )  # fmt: skip
             elif rank.now.kind == "crashed":
@@ -174,7 +175,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
     closed = [link for link in job.links if link.peer is None and link.connection.state == "CLOSE_WAIT"]
     proof = [Evidence(found, "/proc/*/environ", host=host), *killed[-QUOTED:], *map(quoted, closed[:QUOTED])]
     young = min(rank.process.age_s for rank in here) < YOUNG_S
-    what = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
+    what = f"{numbered('rank', numbers)} {'have' if len(numbers) > 1 else 'has'} no process"
     told = "; the kernel has killed for want of memory" if killed else ""
     return finding(
         "hang.rank-gone",
@@ -186,7 +187,7 @@ def missing(job: RunningJob, host: str, numbers: Collection[int], fleet: Fleet) 
         places=[Place(host=host, rank=number) for number in numbers],
         fixes=(
             was_it_killed(host),
-            Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
+            LAST_WORDS,
         ),
         explains=_GONE,
     )
@@ -203,7 +204,7 @@ def _empty_hosts(job: RunningJob, idle: list[str], rest: list[int]) -> Finding:
         "hang.rank-gone.host",
         Severity.FAIL,
         f"{fold(idle)} {'have' if len(idle) > 1 else 'has'} no rank of job {job.id}, which lacks "
-        f"rank{'s' if len(rest) > 1 else ''} {ranges(rest)}{others(job)}",
+        f"{numbered('rank', rest)}{others(job)}",
         [*(Evidence(text, "/proc/*/environ", host=host) for host in idle[:QUOTED]), *silence(job)],
         confidence=0.8,
         hosts=idle,

@@ -7,7 +7,7 @@ import msgspec
 from nccl_doctor.facts.job import Process, Thread
 from nccl_doctor.findings.model import Evidence, Fix
 from nccl_doctor.rules.doing import AT_THE_END, frames_of, main_works, other_threads
-from nccl_doctor.rules.job_words import QUOTED, proof_of
+from nccl_doctor.rules.job_words import QUOTED, proof_of, who_is
 from nccl_doctor.rules.ranks import Rank, RunningJob, computes, cpu_between
 
 
@@ -182,7 +182,7 @@ def _file_lock(rank: Rank, job: RunningJob, main: Thread) -> Reason | None:
     name = owner.label if owner else f"pid {main.holder} ({main.holder_name or 'gone'})"
     proof = rank.evidence(f"{main.file}: held by {name}", "/proc/locks")
     where = proof_of(owner)[1:2] if owner else []
-    fix = Fix("see who holds it", f"ps -o pid,user,lstart,args -p {main.holder}", rank.host)
+    fix = who_is(main.holder, rank.host)
     return Reason(f"waits for the lock on {main.file}, which {name} holds,", (proof, *where), (fix,))
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.facts.fold import ranges
+from nccl_doctor.facts.fold import numbered
 from nccl_doctor.facts.job import Process
 from nccl_doctor.facts.kernel_log import KernelLogFact
 from nccl_doctor.findings.model import Evidence, Fix, Place
@@ -21,12 +21,17 @@ EARLY_S = 30.0  # hosts do not start in one moment: who is younger than this may
 ANSWERED_BY = {"send": "recv", "recv": "send"}
 _TOWARDS = {"send": "to", "recv": "from", "broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
 STACK = "py-spy dump --nonblocking --pid"
+LAST_WORDS = Fix("its last words: that rank's log", "nccl-doctor explain logs/")
+
+
+def who_is(pid: int, host: str) -> Fix:
+    """How to see who the process is that holds another."""
+    return Fix("see who holds it", f"ps -o pid,user,lstart,args -p {pid}", host)
 
 
 def ranks_of(ranks: Sequence[Rank]) -> str:
     """``rank 3``, ``ranks 0-2,7``."""
-    numbers = [rank.number for rank in ranks]
-    return f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+    return numbered("rank", [rank.number for rank in ranks])
 
 
 def places(ranks: Iterable[Rank]) -> list[Place]:

@@ -11,6 +11,7 @@ import msgspec
 from nccl_doctor.env.recommend import recommend
 from nccl_doctor.env.recommend_model import Advice
 from nccl_doctor.facts.files import printed_json
+from nccl_doctor.facts.fold import few_reasons
 from nccl_doctor.facts.fold import fold as fold_names
 from nccl_doctor.facts.model import Bundle, ReachOutcome
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -221,7 +222,7 @@ def _stage(
     elif not mine or not hosts:
         state, reason = "unknown", "no host reached" if mine else "no rule looks at this stage"
     elif any(result.unknown for result in mine):
-        state, reason = "unknown", _few(sorted({gap.what for gap in unknown if name in gap.stages}))
+        state, reason = "unknown", few_reasons(sorted({gap.what for gap in unknown if name in gap.stages}), GAPS_TOLD)
     elif len(hosts) < len(bundle.hosts) and not all_skipped:
         state, reason = "unknown", f"{len(bundle.hosts) - len(hosts)} of {len(bundle.hosts)} hosts not reached"
     elif Severity.WARN in worst:
@@ -238,11 +239,6 @@ def _why_skipped(reasons: set[str]) -> str:
     """Why a stage was skipped: where one reason is about all hosts, the rules' own ones add nothing."""
     wide = [{text for text in reasons if text.endswith(where)} for where in ("on any host", "on this host")]
     return "; ".join(sorted(wide[0] or wide[1] or reasons))
-
-
-def _few(texts: list[str]) -> str:
-    """The first of them, and how many more there are."""
-    return "; ".join(texts[:GAPS_TOLD]) + (f"; and {len(texts) - GAPS_TOLD} more" if len(texts) > GAPS_TOLD else "")
 
 
 def to_json(report: Report) -> bytes:

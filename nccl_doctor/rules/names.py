@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +16,7 @@ from nccl_doctor.facts.machines import Reached, one_machine
 from nccl_doctor.facts.mesh import Links, Names, Resolution, Resolver, parsed
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding
+from nccl_doctor.inventory.names import is_address
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, facts_of, fleet_rule, host_rule
 from nccl_doctor.rules.mesh_pairs import unasked
 
@@ -28,14 +28,6 @@ _HOSTS_WORD = re.compile(r"[A-Za-z0-9._:-]+")
 
 def _is_loopback(address: str) -> bool:
     return parsed(address).is_loopback
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _quote(host: str, name: str, answer: Resolution) -> Evidence:
@@ -219,11 +211,11 @@ def peer_name_unresolved(fleet: Fleet) -> Iterator[Finding]:
     unasked(fleet, seen)
     resolver = Resolver(seen, fleet.of_lost(Names))
     # A host knows its own name (from its /etc/hosts, as containers do); where none knows another's, they are aliases.
-    names = [name for name in resolver.names() if not _is_address(name)]
+    names = [name for name in resolver.names() if not is_address(name)]
     aliases = all({*resolver.answers(name).get((), ()), name} >= {*seen} for name in names)
     for name in resolver.names():
         without = resolver.answers(name).get((), [])
-        if not without or _is_address(name):
+        if not without or is_address(name):
             continue
         everywhere = aliases or len(without) == len(seen)
         told = f"{name} does not resolve on {len(without)} of {len(seen)} hosts"
@@ -269,7 +261,7 @@ def peer_name_wrong(fleet: Fleet) -> Iterator[Finding]:
         if link.outcome == "wrong-peer"
     }
     for name in resolver.names():
-        if name not in seen or _is_address(name):
+        if name not in seen or is_address(name):
             continue
         for addresses, hosts in resolver.answers(name).items():
             if not addresses:

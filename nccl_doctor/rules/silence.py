@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from nccl_doctor.agent.job.processes import MARK
-from nccl_doctor.facts.fold import counted, few, ranges
+from nccl_doctor.facts.fold import counted, few, numbered
 from nccl_doctor.facts.job import Job, Process
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.rules import engine, rank_variables
@@ -114,7 +114,7 @@ def _left(found: dict[tuple[str, bool], list[Process]]) -> Iterator[str]:
     for (host, surely), processes in found.items():
         ranks = [rank_variables.number(process) for process in processes if process.role == "rank"]
         numbers = sorted(number for number in ranks if number is not None)
-        who = [f"rank{'s' if len(ranks) > 1 else ''} {ranges(numbers)}"] if ranks else []
+        who = [numbered("rank", numbers)] if ranks else []
         if len(numbers) < len(ranks):  # of mp.spawn, Lightning: in no variable
             who = [counted(len(ranks), "rank")]
         who += ["torchrun"] * (len(processes) > len(ranks))
@@ -136,12 +136,10 @@ def _keep_on(own: list[RunningJob], ranks: list[int]) -> str:
     if not own[0].world:
         return "how many ranks it has is not known: one that was not seen may be at work"
     if unseen := set(own[0].missing).difference(ranks):  # those of a finding are known to have no process
-        many = len(unseen) > 1
-        return f"rank{'s' if many else ''} {ranges(unseen)} {'were' if many else 'was'} not seen, and may be at work"
+        return f"{numbered('rank', unseen)} {'were' if len(unseen) > 1 else 'was'} not seen, and may be at work"
     waiting = {rank.number for rank in own[0].waiting}
     if not ranks and (away := set(own[0].ranks) - waiting):
-        many = len(away) > 1
-        return f"rank{'s' if many else ''} {ranges(away)} {'are' if many else 'is'} elsewhere, and may come"
+        return f"{numbered('rank', away)} {'are' if len(away) > 1 else 'is'} elsewhere, and may come"
     for number in ranks:
         rank = own[0].ranks.get(number)
         if rank is None:

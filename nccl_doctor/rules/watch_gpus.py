@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.facts.fold import ranges
+from nccl_doctor.facts.fold import numbered
 from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.watch import Watch
 from nccl_doctor.findings.model import Finding, Fix, Severity
@@ -62,8 +62,9 @@ def _need_busy(gpus: Sequence[Gpu], what: str) -> None:
     working = any(gpu.series.busy >= least for gpu in gpus)
     idle = [gpu.series.index for gpu in gpus if gpu.series.busy < least and not (working and _unused(gpu))]
     if idle:
-        which = f"GPU{'s' if len(idle) > 1 else ''} {ranges(idle)}"
-        raise MissingFact(what, f"{which}: fewer than {least:.0f} samples found work there: is the job running?")
+        raise MissingFact(
+            what, f"{numbered('GPU', idle)}: fewer than {least:.0f} samples found work there: is the job running?"
+        )
 
 
 @host_rule(WATCH, *THROTTLE_IDS, "gpu.thermal-power.power-cap")
@@ -145,7 +146,7 @@ def idle(host: Host, plan: Plan) -> Iterator[Finding]:
         yield host.finding(
             "watch.gpu-idle.unused",
             Severity.INFO,
-            f"nobody used GPU{'s' if len(unused) > 1 else ''} {ranges(gpu.series.index for gpu in unused)}",
+            f"nobody used {numbered('GPU', [gpu.series.index for gpu in unused])}",
             [gpu.proof("never at work, no memory held") for gpu in unused[:3]],
             places=[gpu.place for gpu in unused],
         )

@@ -16,7 +16,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.engine import WATCH, Fleet, Host, MissingFact, SkipRule, fleet_rule, host_rule
 from nccl_doctor.rules.host_memory import was_it_killed
 from nccl_doctor.rules.job_processes import YOUNG_S, missing
-from nccl_doctor.rules.job_words import places
+from nccl_doctor.rules.job_words import LAST_WORDS, places
 from nccl_doctor.rules.names import of_one_machine
 from nccl_doctor.rules.ranks import RunningJob
 from nccl_doctor.rules.running_jobs import jobs_of
@@ -236,7 +236,7 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
                 places=places([rank]),
                 fixes=(
                     was_it_killed(rank.host),
-                    Fix("its last words: that rank's log", "nccl-doctor explain logs/"),
+                    LAST_WORDS,
                 ),
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import queue
 import socket
 import threading
@@ -11,6 +10,7 @@ import time
 from typing import Any
 
 from nccl_doctor.facts.model import NO_WAY_OUT, OURS, Reach, ReachOutcome
+from nccl_doctor.inventory.names import is_address
 from nccl_doctor.transport.base import Unreachable
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -21,14 +21,6 @@ _NO_ROUTE = frozenset(
 _OURS = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
 )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 def resolve(host: str, port: int, family: str, limit_s: float) -> list[Any]:
@@ -42,7 +34,7 @@ def resolve(host: str, port: int, family: str, limit_s: float) -> list[Any]:
         except (OSError, UnicodeError) as error:
             answer.put(error if isinstance(error, OSError) else OSError(str(error)))
 
-    if _is_address(host):
+    if is_address(host):
         ask(socket.AI_NUMERICHOST)  # without the name service: at once
     else:
         threading.Thread(target=ask, daemon=True, name="resolve").start()

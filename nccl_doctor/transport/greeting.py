@@ -17,13 +17,9 @@ NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's fi
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who answered: the agent's Python, host name and process."""
+    """Who answered: the agent's Python and process."""
 
-    protocol: int
     python: str
-    executable: str
-    host: str
-    uid: int
     pid: int
 
 

@@ -70,11 +70,6 @@ def seven_of_eight(machine: Machine) -> None:
     del machine.gpus[5]
 
 
-def not_even_on_the_bus(machine: Machine) -> None:
-    del machine.gpus[5], machine.on_bus[5]
-    machine.matrix = ""  # what nvidia-smi prints is not the matter here
-
-
 def other_driver(machine: Machine) -> None:
     machine.settings.update(driver="535.161.08", library="12.535.161.08")
     machine.module_version = "535.161.08"

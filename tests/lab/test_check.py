@@ -456,5 +456,9 @@ def test_every_fault_has_a_case() -> None:
 
 
 def test_every_fault_of_the_table_is_documented() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "lab.md").read_text()
+    top = Path(__file__).resolve().parents[2]
+    page = (top / "docs" / "lab.md").read_text()
     assert [name for name in faults.all_faults() if f"`{name}`" not in page] == []
+    harmless = page[page.index(" break nothing") :].partition("\n\n")[0]
+    assert [name for name in HARMLESS if f"`{name}`" not in harmless] == []
+    assert f"and {len(faults.all_faults())} faults\n" in (top / "README.md").read_text()

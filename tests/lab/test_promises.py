@@ -233,7 +233,7 @@ def _fingerprint(public_key: Path) -> str:
 # -- promise 2: the user's ssh config
 
 
-def test_proxy_jump_include_and_match_are_obeyed(lab: Lab, tmp_path: Path) -> None:
+def test_proxy_jump_include_and_match_are_obeyed(lab: Lab) -> None:
     config = lab.ssh_config.read_text()
     part = lab.home / ".ssh" / "inner.conf"
     part.write_text(f"Host inner\n  HostName {lab.address('gpu03')}\n  HostKeyAlias gpu03\n  User root\n")

@@ -194,9 +194,6 @@ def _tell_more_of_hardware(probes: dict[str, Any]) -> None:
         nic["driver"] = "mlx5_core"
     for device in probes["infiniband"]["devices"]:
         device["slot"] = "3"
-        for port in device["ports"]:
-            for gid in port["gids"]:
-                gid["netdev"] = "ib0"
 
 
 def _running_job() -> Bundle:

@@ -46,10 +46,6 @@ def links_hidden(machine: Machine) -> None:
     machine.model["nvlinks"] = "ns"
 
 
-def no_smi(machine: Machine) -> None:
-    machine.smi_missing = True
-
-
 @pytest.mark.parametrize("change", [plain, fabric_told, links_hidden], ids=lambda item: item.__name__)
 def test_virtual_machine(change: Callable[[Machine], None], tmp_path: Path) -> None:
     machine = Machine.alone(tmp_path)

@@ -613,7 +613,7 @@ def test_equal_memory_in_other_words_is_no_mixture(healthy: Facts) -> None:
     assert "different GPUs in one job: NVIDIA H100 80GB HBM3, NVIDIA H200" in models.title
 
 
-def test_a_host_without_gpus_among_hosts_with_some(healthy: Facts, tmp_path: Path) -> None:
+def test_a_host_without_gpus_among_hosts_with_some(healthy: Facts) -> None:
     bare = copy.deepcopy(healthy)
     bare["gpu"]["data"].update(
         gpus=[], pci_gpus=[], proc_gpus=[], device_nodes=[], pairs=[], nvml={"outcome": "not-run"}

@@ -197,7 +197,7 @@ def test_gid_index_that_a_host_sets_itself(healthy_roce: Facts) -> None:
         assert all(bool(item.env) == (place[1] is None) for item in wrong)
 
 
-def test_management_nics_are_not_rails(healthy: Facts, tmp_path: Path) -> None:
+def test_management_nics_are_not_rails(tmp_path: Path) -> None:
     """A down Ethernet card of another kind beside active rails is no fault, on one host or on all."""
     machine = Machine(tmp_path)
     front = machines.Hca("mlx5_8", "0000:9c:00.0", "Ethernet", "40 Gb/sec (4X QDR)", "1: DOWN", "3: Disabled", "MT4125")
@@ -227,7 +227,7 @@ def test_mixed_models_advice(healthy: Facts, tmp_path: Path) -> None:
     assert "NVIDIA A100-SXM4-80GB 1.2 % each (312 TFLOPS)" in said
 
 
-def test_idle_gpu_at_generation_1_is_no_fault(healthy: Facts, tmp_path: Path) -> None:
+def test_idle_gpu_at_generation_1_is_no_fault(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.model.update(pcie_gen="1", performance_state="8")
     assert told(report(dict.fromkeys(("a", "b"), machine.facts()))) == {}

@@ -165,7 +165,7 @@ def test_an_empty_file_as_a_full_disk_leaves_one_is_a_history_without_runs(tmp_p
     assert done.exit_code == 3 and "no runs" in done.output
 
 
-def test_of_one_host_only_its_runs_are_counted(tmp_path: Path) -> None:
+def test_of_one_host_only_its_runs_are_counted() -> None:
     found = analyse([run(0, "a b"), run(1, "a c", bad=(failing("c"),)), run(2, "a b")], "c")
     assert (found.runs, found.passed, found.first, found.last) == (1, 0, run(1).created, run(1).created)
 

@@ -86,7 +86,7 @@ def test_node_sets() -> None:
 def test_command_line_list() -> None:
     found = listed("node[01-02],gpu7,root@[::1]:2222,x:8")
     assert [entry.name for entry in found.entries] == ["node01", "node02", "gpu7", "::1", "x"]
-    assert found.entries[3].port == 2222 and found.entries[4].slots == 8 and found.source == "-H"
+    assert found.entries[3].port == 2222 and found.entries[4].slots == 8
     for between in (" ", "\n"):  # of a shell's loop, of `scontrol show hostnames`
         with pytest.raises(InventoryError, match=r"expected commas between hosts, such as gpu01,gpu02$"):
             listed(f"gpu01{between}gpu02")
@@ -189,7 +189,7 @@ def test_slurm() -> None:
         ("node03", 8),
         ("gpu7", 4),
     ]
-    assert (found.source, found.format) == ("SLURM_JOB_NODELIST", "slurm")
+    assert found.format == "slurm"
     job["SLURM_TASKS_PER_NODE"] = "1(x3),2"  # one torchrun a node is not one rank a node
     assert [entry.slots for entry in load(None, None, True, job, io.BytesIO()).entries] == [None, None, None, 2]
     for bad in ({}, {"SLURM_JOB_NODELIST": "a b"}, {"SLURM_JOB_NODELIST": "a", "SLURM_TASKS_PER_NODE": "many"}):
@@ -198,7 +198,7 @@ def test_slurm() -> None:
 
 
 def test_sources(tmp_path: Path) -> None:
-    assert load("-", None, False, {}, io.BytesIO(b"a\nb")).source == "standard input"
+    assert load("-", None, False, {}, io.BytesIO(b"a\nb")).entries[1:] == (HostEntry("b", line=2),)
     file = tmp_path / "hosts"
     file.write_text("a\n")
     assert load(str(file), None, False, {}, io.BytesIO()).entries == (HostEntry("a", line=1),)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -419,7 +420,7 @@ def test_what_cannot_be_kept_is_no_success_and_no_no_go(
     assert told.exit_code == code and "No space left" in told.output and verdict in told.output
 
 
-def test_a_report_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_no_success() -> None:
     for place, code, told in (("/nowhere/r", 2, "--output /nowhere/r: there is no"), ("/dev/full", 1, "No space left")):
         done = program("report", FAULTY, "-o", place)
         assert done.returncode == code and told in done.stderr and not done.stdout
@@ -862,3 +863,181 @@ def test_a_saved_run_is_told_as_preflight_prints_it(tmp_path: Path) -> None:
     assert told.output == printed.stdout and "NO-GO" in told.output and f"exit {printed.exit_code}" in told.output
     assert typed("report", saved, "-o", tmp_path / "out.txt", env={"COLUMNS": None}).exit_code == 0
     assert (tmp_path / "out.txt").read_text() == told.output
+
+
+# ---------------------------------------------------------------------------- 12, 14, 16, 18: what the machine decides not
+
+
+def test_the_same_facts_give_the_same_json_whatever_seed_language_and_time_zone() -> None:
+    told = {
+        program(*f"check --from {FAULTY} --format json".split(), env={**os.environ, **more}).stdout
+        for more in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "LC_ALL": "C", "TZ": "Asia/Tokyo"})
+    }
+    assert [json.loads(one)["verdict"] for one in told] == ["faulty"]
+
+
+PEAK = """
+import resource, sys
+from nccl_doctor.explain.files import explain_paths
+read = explain_paths(sys.argv[1:]).read
+own = open("/proc/self/status").read().split("VmHWM:")[1].split()[0]
+print(read.lines, max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+"""
+
+
+def test_the_memory_of_explain_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    log, peaks = tmp_path / "console.log", []
+    symptom = "node{0:02d}:4000:5000 [0] NCCL WARN Connection closed by remote peer node{0:02d}<{1}>\n"
+    for steps in (10_000, 100_000):  # 2 MB, 16 MB
+        with log.open("w") as stream:
+            for step in range(steps):
+                stream.write(
+                    f"[rank{step % 16}]: step {step // 16} loss {3 - step * 1e-6:.6f} tokens/s {9000 + step % 64}\n"
+                )
+                stream.write(symptom.format(step % 64, 40_000 + step % 20_000))
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, log], capture_output=True, text=True, check=True, timeout=120
+        )
+        lines, peak = map(int, done.stdout.split())
+        assert lines == 2 * steps
+        peaks.append(peak / 1024)
+    assert peaks[1] < 300 and peaks[1] - peaks[0] < 10, peaks  # MiB
+
+
+def test_an_archive_is_no_bundle_and_nothing_of_it_is_unpacked(tmp_path: Path) -> None:
+    archive, way = tmp_path / "b.ndb", tarfile.TarInfo("way")
+    way.type, way.linkname = tarfile.SYMTYPE, str(tmp_path)
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(way)
+        for name in ("way/escaped", "../escaped", str(tmp_path / "escaped")):
+            tar.addfile(tarfile.TarInfo(name))
+    for words in ("check --from", "report", "diff", "explain"):
+        done = program(*words.split(), *[str(archive)] * (1 + (words == "diff")), cwd=tmp_path)
+        assert done.returncode in (ExitCode.USAGE, ExitCode.NOTHING_CHECKED), done
+        assert [path.name for path in tmp_path.iterdir()] == ["b.ndb"]
+
+
+def test_a_jobs_directory_is_its_owners_alone_and_gone_afterwards(tmp_path: Path) -> None:
+    look = 'stat -c %a "$(dirname "$NCCL_DOCTOR_HOSTFILE")"; ls "$TMPDIR"'
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = program("run", "--", "sh", "-c", look, env=environment, umask=0)
+    mode, name = done.stdout.split()
+    assert mode == "700" and name.startswith("nccl-doctor-") and not list(tmp_path.iterdir())
+
+
+# What is promised, and the tests that hold it (docs/decisions say why).
+PROMISES = {
+    "the host-key policy is never weakened, a changed key stops that host only": [
+        "lab/test_promises.py::test_a_changed_key_stops_that_host_only_and_changes_nothing",
+        "lab/test_transport.py::test_promise_1_a_changed_key_stops_that_host_only",
+    ],
+    "the user's ssh config is obeyed": [
+        "lab/test_promises.py::test_proxy_jump_include_and_match_are_obeyed",
+        "lab/test_transport.py::test_promise_2_the_ssh_config_is_obeyed",
+        "unit/test_transport_parts.py::test_classes_give_the_answers_of_ssh_and_ask_it_once",
+    ],
+    "no agent, display or port is forwarded": [
+        "lab/test_promises.py::test_no_agent_and_no_display_reach_the_hosts",
+        "lab/test_transport.py::test_promise_3_nothing_is_forwarded",
+    ],
+    "no host name becomes an option or a word of a shell": [
+        "lab/test_promises.py::test_a_hostile_host_name_runs_nothing",
+        "lab/test_transport.py::test_promise_4_hostile_names_leave_no_marker",
+        "unit/test_inventory.py::test_no_text_becomes_an_option_or_a_shell_word",
+        "unit/test_transport_parts.py::test_templates_become_words_never_a_shell_line",
+    ],
+    "nothing is written on a host": [
+        "lab/test_promises.py::test_nothing_is_written_on_the_hosts",
+        "lab/test_transport.py::test_promise_5_a_host_that_cannot_be_written_is_no_obstacle",
+        "unit/test_session.py::test_nothing_is_written_on_the_host",
+    ],
+    "nothing survives on a host": [
+        "lab/test_promises.py::test_nothing_survives_the_end_of_the_controller",
+        "lab/test_promises.py::test_no_rank_survives_the_end_of_the_controller",
+        "lab/test_promises.py::test_a_silent_cut_ends_the_agents",
+        "unit/test_session.py::test_nothing_survives_the_controller",
+    ],
+    "nothing survives here": [
+        "lab/test_transport.py::test_promises_6_and_7_nothing_survives",
+        "unit/test_promises.py::test_ctrl_c_or_a_time_limit_tells_what_was_measured_and_leaves_nothing",
+    ],
+    "every wait has a limit, and the run ends by its deadline": [
+        "lab/test_promises.py::test_the_deadline_holds_whatever_hangs",
+        "lab/test_transport.py::test_a_hung_sshd_after_login_is_cut_by_the_limits",
+        "unit/test_session.py::test_a_hung_probe_is_timed_out_and_hangs_nothing_else",
+        "unit/test_session.py::test_an_answer_that_drips_ends_the_session",
+        "unit/test_session.py::test_the_run_ends_by_its_deadline",
+    ],
+    "a partial failure is told completely": [
+        "lab/test_promises.py::test_ten_hosts_with_ten_outcomes",
+        "lab/test_transport.py::test_ten_outcomes_in_one_run",
+    ],
+    "what is missing never passes": [
+        "unit/test_promises.py::test_all_stages_no_rule_passes_more_with_a_fact_less",
+        "unit/test_fail_open.py::test_no_rule_passes_without_the_field_that_decides_it",
+    ],
+    "exit codes are a published table": [
+        "unit/test_promises.py::test_each_exit_code",
+        "unit/test_promises.py::test_a_defect_of_ours_is_one_message_and_exit_code_1",
+        "unit/test_promises.py::test_ctrl_c_or_a_time_limit_tells_what_was_measured_and_leaves_nothing",
+        "unit/test_docs.py::test_generated_pages_are_fresh",
+        "unit/explain/test_reasoning.py::test_command_reads_standard_input_and_returns_the_published_codes",
+    ],
+    "the same facts give the same report": [
+        "lab/test_promises.py::test_a_saved_bundle_gives_the_same_report",
+        "unit/test_judge.py::test_the_same_facts_in_any_order_give_the_same_bytes",
+        "unit/test_promises.py::test_the_same_facts_give_the_same_json_whatever_seed_language_and_time_zone",
+    ],
+    "text of hosts and logs drives no terminal, JUnit or HTML": [
+        "unit/test_formats.py::test_no_format_lets_remote_text_act",
+        "unit/test_formats.py::test_junit_parses_back_with_one_case_per_host_and_stage",
+        "unit/test_html.py::test_hostile_names_and_lines_stay_text",
+        "unit/test_promises.py::test_a_hostile_run_drives_no_terminal_whatever_it_is_asked",
+        "unit/test_promises.py::test_remote_text_cannot_drive_the_console",
+        "unit/test_watch.py::test_no_text_of_a_host_drives_the_terminal",
+    ],
+    "any log takes linear time and bounded memory": [
+        "unit/explain/test_hostile.py::test_no_pattern_is_worse_than_linear",
+        "unit/explain/test_hostile.py::test_prefixes_are_linear",
+        "unit/test_promises.py::test_the_memory_of_explain_does_not_grow_with_the_log",
+    ],
+    "what was collected is never unpickled or evaluated": [
+        "unit/test_flight_recorder.py::test_a_rank_list_that_is_code_is_not_evaluated",
+        "unit/test_flight_recorder.py::test_real_dumps_name_the_guilty_rank_and_its_line",
+        "unit/test_plain_pickle.py::test_claimed_sizes_beyond_the_file_are_refused",
+        "unit/test_plain_pickle.py::test_code_is_never_run",
+    ],
+    "a bundle is never extracted": [
+        "unit/test_judge.py::test_a_bomb_is_refused",
+        "unit/test_judge.py::test_a_bundle_that_has_a_host_twice_is_refused",
+        "unit/test_judge.py::test_a_cut_and_a_foreign_bundle_are_refused",
+        "unit/test_promises.py::test_an_archive_is_no_bundle_and_nothing_of_it_is_unpacked",
+    ],
+    "secrets are not collected, and none is told": [
+        "lab/test_promises.py::test_planted_secrets_are_in_no_output",
+        "unit/explain/test_hostile.py::test_secrets_in_logs_are_not_passed_on",
+        "unit/test_redaction.py::test_no_canary_survives",
+        "unit/test_session.py::test_environment_is_an_allow_list",
+    ],
+    "files are their owner's, and none is left": [
+        "unit/test_judge.py::test_a_saved_bundle_is_private_and_half_a_one_is_not_left",
+        "unit/test_promises.py::test_a_jobs_directory_is_its_owners_alone_and_gone_afterwards",
+        "unit/env/test_fix.py::test_write_keeps_the_mode_and_does_not_follow_links",
+        "unit/test_run.py::test_a_failure_is_kept_with_its_explanation_and_without_secrets",
+    ],
+    "the load on the cluster is bounded": [
+        "lab/test_transport.py::test_promise_19_fan_out_is_capped",
+        "lab/test_transport.py::test_promise_19_stops_after_repeated_authentication_failures",
+        "unit/test_bench_judge.py::test_busy_gpus_are_not_disturbed",
+    ],
+    "old bundles stay readable, and one broken rule hides nothing": [
+        "unit/test_engine.py::test_a_raising_rule_is_a_finding_and_unknown_not_a_pass",
+        "unit/test_judge.py::test_bundles_of_every_schema_stay_readable",
+    ],
+}
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_tests_of_a_promise_are_there(promise: str) -> None:
+    for file, _, name in (test.partition("::") for test in PROMISES[promise]):
+        assert f"\ndef {name}(" in (Path(__file__).parents[1] / file).read_text(), name

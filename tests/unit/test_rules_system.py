@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -366,7 +367,7 @@ def test_tcp_buffers_and_ports() -> None:
 
 
 def holder(pid: int, command: str, state: str = "S") -> GpuProcess:
-    return GpuProcess(pid, command, "alice", state, 1, 260000.0, ("/dev/nvidia0",))
+    return GpuProcess(pid, command, "alice", state, 260000.0, ("/dev/nvidia0",))
 
 
 def test_processes_on_gpus() -> None:
@@ -393,6 +394,11 @@ def test_containers_are_a_note_where_only_some_hosts_are() -> None:
     assert ids(run("system.containers", {"a": inside, "b": {"system": system()}}), Severity.INFO) == [
         ("sys.container", ("a",))
     ]
+
+
+def test_every_threshold_is_read_by_a_rule() -> None:
+    code = "".join(path.read_text() for path in Path(thresholds.__file__).parent.glob("*.py"))
+    assert [id for id in thresholds.defaults() if f'"{id}"' not in code] == []
 
 
 def test_every_threshold_says_where_it_comes_from() -> None:

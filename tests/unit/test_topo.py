@@ -239,7 +239,7 @@ def test_whatever_stands_in_a_matrix_the_terminal_gets_plain_text(places: list[t
     assert all({link["a"], link["b"]} <= names for link in document["links"])
 
 
-def test_the_shape_of_the_json(machine: Machine) -> None:
+def test_the_shape_of_the_json() -> None:
     for text in (BASE, BASE.replace("\tGPU NUMA ID", "").replace("\tN/A", "")):
         document = topology.to_json(parse(text))
         extra = {"gpu_numa_id"} if "GPU NUMA ID" in text else set()

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from nccl_doctor.agent.collective.ranks import inside_srun
 from nccl_doctor.agent.job import stacks, variables
-from nccl_doctor.agent.probing import first_line, link, listed, path, read_text, stat_fields
+from nccl_doctor.agent.probing import first_line, link, listed, path, read_text, stat_fields, uptime
 from nccl_doctor.agent.redaction import redact_text
 
 PROCESSES = 1024  # of jobs, on one host
@@ -122,8 +122,7 @@ def _spawned_numbers(py_spy: str, spawned: Dict[int, Dict[str, Any]], told: Numb
 
 def age_s(start_ticks: int) -> float:
     """For how long a process has run, now."""
-    uptime_s = float((read_text("/proc/uptime", 256) or "0").split()[0])
-    return uptime_s - start_ticks / float(os.sysconf("SC_CLK_TCK"))
+    return (uptime() or 0.0) - start_ticks / float(os.sysconf("SC_CLK_TCK"))
 
 
 def _candidate(pid: int) -> Optional[Dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import launch, memory
-from nccl_doctor.agent.gpu_holders import gpu_nodes
+from nccl_doctor.agent.gpu_holders import gpu_names
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
 from nccl_doctor.agent.probes.gpu import SMI_LIMIT_S
 from nccl_doctor.agent.probes.infiniband import ports_of
@@ -116,7 +116,7 @@ def _query(fields: str, visible: Optional[str]) -> Tuple[List[str], str]:
     result = run_command(asked, SMI_LIMIT_S)
     if result.outcome == "ok":
         return [line.strip() for line in result.stdout.splitlines() if line.strip()], ""
-    there = bool(probing.listed("/proc/driver/nvidia/gpus") or gpu_nodes())
+    there = bool(gpu_names())
     if result.outcome != "tool-missing":  # without it, a card on the bus alone may have no driver at all
         there = there or bool(nvidia_devices(DISPLAYS))
     if not there:

@@ -127,7 +127,7 @@ def _kind(base: str, arp_type: Optional[int]) -> str:
 
 
 def devices() -> List[Dict[str, Any]]:
-    """Every interface in /sys/class/net. ``speed_mbps`` is None where the driver does not say (also for -1)."""
+    """Every interface in /sys/class/net."""
     found = []
     try:
         names = sorted(os.listdir(path("/sys/class/net")))
@@ -138,14 +138,13 @@ def devices() -> List[Dict[str, Any]]:
         if not os.path.isdir(path(base)):
             continue  # bonding_masters is a file
         arp_type = whole_number(first_line(base + "/type"))
-        speed = whole_number(first_line(base + "/speed"))
         found.append(
             {
                 "name": name,
                 "operstate": first_line(base + "/operstate") or "",
                 "carrier": {"1": True, "0": False}.get(first_line(base + "/carrier") or ""),
                 "mtu": whole_number(first_line(base + "/mtu")),
-                "speed_mbps": speed if speed is not None and 0 < speed < 4294967295 else None,
+                "speed_mbps": speed_mbps(base),
                 "mac": first_line(base + "/address") or "",
                 "arp_type": arp_type,
                 "kind": _kind(base, arp_type),
@@ -157,6 +156,12 @@ def devices() -> List[Dict[str, Any]]:
             }
         )
     return found
+
+
+def speed_mbps(base: str) -> Optional[int]:
+    """Mb/s as the driver tells it; None where it does not (also for -1, with a sign or without)."""
+    speed = whole_number(first_line(base + "/speed"))
+    return speed if speed and 0 < speed < 4294967295 else None
 
 
 def losses(base: str) -> Optional[int]:

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Dict, Iterable, List
 
 from nccl_doctor.agent.elf import elf_dynamic
-from nccl_doctor.agent.gpu_holders import gpu_nodes
+from nccl_doctor.agent.gpu_holders import gpu_names
 from nccl_doctor.agent.libraries import find_library, loader_cache, nccl_copies, plugins
 from nccl_doctor.agent.pci import DISPLAYS, nvidia_devices
 from nccl_doctor.agent.probing import ROOT, is_loaded, listed, path, probe, read_text, real
@@ -149,7 +149,7 @@ def driver(cache: Dict[str, str]) -> Dict[str, Any]:
         "line": line,
         "open": "Open Kernel Module" in line,
         "libraries": libraries,
-        "gpus": len(listed("/proc/driver/nvidia/gpus") or gpu_nodes()),  # a sandbox (gVisor) has the latter alone
+        "gpus": len(gpu_names()),
         "pci_gpus": [found["bus_id"] for found in nvidia_devices(DISPLAYS)],
     }
 

@@ -5,7 +5,7 @@ import platform
 import struct
 from typing import Any, Dict, List, Optional, Set
 
-from nccl_doctor.agent.gpu_holders import gpu_nodes
+from nccl_doctor.agent.gpu_holders import gpu_names
 from nccl_doctor.agent.pci import BRIDGES, DISPLAYS, MELLANOX, NVIDIA, pci_function, pci_path
 from nccl_doctor.agent.probing import first_line, is_loaded, link_name, listed, path, probe, read_text, run_command
 
@@ -43,7 +43,7 @@ def topology(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "hypervisor": _hypervisor(),
         "cpu": _cpu(),
     }
-    if not (gpu_nodes() or any(device["kind"] == "gpu" for device in devices) or listed("/proc/driver/nvidia/gpus")):
+    if not (gpu_names() or any(device["kind"] == "gpu" for device in devices)):
         data["matrix"] = {"outcome": "not-run", "detail": "no NVIDIA GPU on this host", "text": ""}
         return data
     result = run_command(["nvidia-smi", "topo", "-m"], float(arguments.get("smi_limit_s", SMI_LIMIT_S)), 1 << 20)

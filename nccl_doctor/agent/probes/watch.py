@@ -210,10 +210,9 @@ def _interface(name: str) -> Optional[Dict[str, Any]]:
     base = "/sys/class/net/" + name
     if not listed(base):
         return None
-    speed = whole_number(first_line(base + "/speed"))
     received, sent = _counters(base + "/statistics", _MOVED).values()
     return {
-        "speed_mbps": speed if speed and 0 < speed < 4294967295 else None,
+        "speed_mbps": interfaces.speed_mbps(base),
         "received_bytes": received,
         "sent_bytes": sent,
         "errors": {**_counters(base + "/statistics", _NIC_ERRORS), "losses": interfaces.losses(base)},

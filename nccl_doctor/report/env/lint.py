@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from typing import Any
 
@@ -11,7 +10,7 @@ from nccl_doctor.env.lint import Remark
 from nccl_doctor.facts.fold import counted
 from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import Severity
-from nccl_doctor.report.env import WIDTH, head_lines, wrapped
+from nccl_doctor.report.env import head_lines, wrapped
 from nccl_doctor.report.safe_text import visible
 
 QUOTE_WIDTH = 110  # characters of a quoted line
@@ -48,7 +47,7 @@ def lint_json(result: Examination) -> dict[str, Any]:
     }
 
 
-def lint_text(result: Examination, show_info: bool = True, width: int = WIDTH, rows: float = math.inf) -> str:
+def lint_text(result: Examination, show_info: bool, width: int, rows: float) -> str:
     """The result of a lint run for a terminal: verdict first, then file by file. Where that is longer than so many ``rows``,
     the verdict once more."""
     head = (_verdict(result), f"judged for {result.judged_for}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from nccl_doctor.env.knowledge import Answer, Risk, Status, Variable, beginning
 from nccl_doctor.env.lint_names import TIMEOUT_CODE
-from nccl_doctor.report.env import WIDTH, wrapped
+from nccl_doctor.report.env import wrapped
 
 _RISK = {
     Risk.SAFE: "safe",
@@ -138,7 +138,7 @@ def _variable_rows(answer: Answer, variable: Variable) -> Iterator[tuple[str, st
     yield "source", variable.source
 
 
-def answer_text(answer: Answer, width: int = WIDTH) -> str:
+def answer_text(answer: Answer, width: int) -> str:
     """The page of one name for a terminal."""
     lines = [answer.name]
     for label, said in _rows(answer):

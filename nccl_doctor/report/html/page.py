@@ -13,7 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from nccl_doctor.bench.outcome import Outcome
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import few_reasons, fold
 from nccl_doctor.facts.model import Bundle
 from nccl_doctor.findings.model import EnvAdvice, Finding, Fix, Severity
 from nccl_doctor.findings.playbooks import for_finding, load
@@ -147,10 +147,7 @@ def matrix(report: Report) -> list[Row]:
 
 
 def _cell(state: str, reasons: set[str]) -> tuple[str, str]:
-    told = sorted(reasons)
-    return state, "; ".join(told[:REASONS_SHOWN]) + (
-        f"; and {len(told) - REASONS_SHOWN} more" if len(told) > REASONS_SHOWN else ""
-    )
+    return state, few_reasons(sorted(reasons), REASONS_SHOWN)
 
 
 def entries(report: Report) -> list[Entry]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.env import examine, files
+from nccl_doctor.env import examine, files, sources
 from nccl_doctor.env.files import Kind
 
 GOOD = "export NCCL_DEBUG=WARN\n"
@@ -203,3 +203,14 @@ def test_what_a_benchmark_tries_is_its_purpose(tmp_path: Path) -> None:
         }
         assert found.items() >= severities.items(), command
         assert found["invalid-value"] == "fail"
+
+
+def test_of_the_environment_secrets_are_left_out_and_a_partition_key_is_none() -> None:
+    variables = {
+        "NCCL_IB_PKEY": "1",
+        "NCCL_API_KEY": "x",
+        "NCCL_AUTH_TOKEN": "x",
+        "HOME": "/root",
+        "NCCL_DEBUG": "WARN",
+    }
+    assert [item.name for item in sources.of_environment(variables)] == ["NCCL_DEBUG", "NCCL_IB_PKEY"]
