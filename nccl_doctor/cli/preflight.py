@@ -189,7 +189,7 @@ class _Question:
 
     def answer(self) -> tuple[Bundle, Gate, Report]:
         """What was measured, what is decided by it, and why."""
-        from nccl_doctor.rules.gate import decide
+        from nccl_doctor.rules.gate import asking_all, decide
         from nccl_doctor.rules.groups import groups
 
         bundle = self.earlier
@@ -198,6 +198,8 @@ class _Question:
         assert bundle is not None
         _hosts.tell_interrupted(bundle)
         judged = _judging.judged(bundle, self.rules, self.rows)
+        if self.earlier is not None:
+            judged = asking_all(judged, bundle.plan, self.rules.profile)
         gate = decide(
             judged,
             min_hosts=self.min_hosts,

@@ -240,8 +240,9 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
             skipped.setdefault(stage.reason, []).append(stage.name)
     for reason, names in skipped.items():
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
-    if report.left_out:
-        yield "left out", "yellow", Text(f"{', '.join(report.left_out)}: not looked at in this run")
+    missed = {stage for gap in report.unknown for stage in gap.stages}  # told below, as what was not checked
+    if left_out := [name for name in report.left_out if name not in missed]:
+        yield "left out", "yellow", Text(f"{', '.join(left_out)}: not looked at in this run")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
     for text in () if verbose else notes(report):
