@@ -121,8 +121,8 @@ _WAYS = {
 _NO_ANSWER = _Way(
     "host.ssh-timeout",
     "the login works, but nothing starts after it",
-    "see what the login waits for: a shell profile that reads input or sleeps, a forced command in authorized_keys or "
-    "sshd_config, a home directory on a hung file system, a host out of memory",
+    "see what the login waits for: --env-setup where it was given, a shell profile that reads input or sleeps, a forced "
+    "command in authorized_keys or sshd_config, a home directory on a hung file system, a host out of memory",
     "time ssh -v {login} 'echo started'",
 )
 

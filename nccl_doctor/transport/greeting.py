@@ -110,12 +110,15 @@ class Greeting:
             return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._limit_s:.0f} s", quote(begun))
         if self._deadline.passed:  # then a login shell's chatter proves nothing
             return Unreachable(ReachOutcome.TIMED_OUT, NO_ANSWER, self._noise(), last_line(self._stream.error_text()))
-        if self._seen.strip():
+        setup = self._options.env_setup
+        if self._seen.strip() and not setup:
             return self._garbage(f"bytes came, but not the agent's first line within {self._limit_s:.0f} s")
         if (waits := self._transport.explain(self._stream, None)) is not None:
             return waits
         detail = f"{NO_ANSWER} within {self._limit_s:.0f} s"
-        return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
+        if setup:  # which runs first, and may say something before it hangs
+            detail += f"; before it runs --env-setup, maybe still: {setup}"
+        return Unreachable(ReachOutcome.TIMED_OUT, detail, self._noise(), last_line(self._stream.error_text()))
 
     def _ended(self) -> Unreachable:
         """The stream ended before the hello line was complete: why?"""

@@ -326,6 +326,9 @@ def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
         == "--env-setup failed: export WANDB_API_KEY=[redacted]; echo cannot use --token [redacted] >&2; exit 3"
     )
     assert reach.evidence == ("cannot use --token [redacted]",)
+    for hangs in ("sleep 60", "echo loading; sleep 60"):
+        found = reach_of(env_setup=hangs, start_s=0.5)
+        assert found.outcome is ReachOutcome.TIMED_OUT and found.detail.endswith(f"--env-setup, maybe still: {hangs}")
     reach = reach_of(env_setup="source /no/such/activate")
     assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
 
