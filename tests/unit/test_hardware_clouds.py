@@ -250,6 +250,25 @@ def test_a_pod_with_one_nic_of_eight(healthy: Facts) -> None:
     assert grades(found(rdma(one, uverbs=[]))) == {"ib.device-not-found.uverbs": "fail"}  # it was given none
 
 
+def test_a_port_whose_device_cannot_be_opened_meets_no_requirement(healthy: Facts) -> None:
+    """sysfs shows eight active ports, also to a pod that was given one NIC."""
+
+    def required(ports: int, facts: Facts) -> tuple[list[str], list[str]]:
+        judged = report_on(facts, require=(f"ib-ports={ports}",))
+        titles = [item.title for item in judged.findings if item.id == "require.ib-ports"]
+        return titles, [gap.what for gap in judged.unknown]
+
+    one = rdma(healthy, uverbs=["uverbs0"])
+    one["gpu"]["data"]["container"] = "/proc/1/cgroup"
+    told = "gpu01 does not meet ib-ports=8: it has device files for 1 of 8 RDMA devices"
+    assert required(8, one) == ([told], []) and required(1, one) == ([], [])
+    assert required(8, healthy) == ([], [])
+    devices = copy.deepcopy(healthy["infiniband"]["data"]["devices"])
+    for port in devices[0]["ports"]:
+        port["state"] = "1: DOWN"
+    assert required(1, rdma(one, devices=devices)) == ([], ["ib-ports=1"])  # maybe that one
+
+
 def test_a_driver_that_counts_no_link_errors_has_not_passed(healthy_roce: Facts) -> None:
     """Broadcom's: what it counts stands in hw_counters under other names."""
     thor = copy.deepcopy(healthy_roce)
