@@ -13,7 +13,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
+from nccl_doctor.rules.infiniband_view import NO_DEVICE, needs_no_rdma, own_rails, with_devices
 from nccl_doctor.rules.limits import memlock_fixes
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -28,7 +28,8 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     """RDMA cards have their driver and their device files (also in the container), and NCCL_IB_HCA matches some.
 
     Ethernet NICs that could do RDMA and have no RDMA driver are information: most networks need none. A container that
-    was given some of the host's devices lacks the others' files: a warning.
+    was given some of the host's devices lacks the others' files: a warning. So it is where one with one GPU, looked at
+    alone, was given none.
     """
     fact = host.need(InfinibandFact)
     if not fact.devices:
@@ -38,11 +39,13 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     if absent:
         gpu = host.want(GpuFact)
         given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.surely_contained
+        unused = needs_no_rdma(host)
         yield host.finding(
             "ib.device-not-found.uverbs",
-            Severity.WARN if given else Severity.FAIL,
+            Severity.WARN if given or unused else Severity.FAIL,
             f"verbs device files: {len(absent)} of {len(fact.uverbs_expected)} missing"
-            + (": this container was not given them" if given else ""),
+            + (": this container was not given them" if given or unused else "")
+            + ("; a job over several hosts would use TCP" if unused else ""),
             [(f"no /dev/infiniband/{name}", "/dev/infiniband") for name in absent[:3]],
             Fix(
                 "give the container the devices (--device=/dev/infiniband), or load ib_uverbs", "ls -l /dev/infiniband"
@@ -110,7 +113,7 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
         return
     yield host.finding(
         "ib.memlock",
-        Severity.FAIL,
+        Severity.INFO if needs_no_rdma(host) else Severity.FAIL,
         f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
         (f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}", "ulimit -l"),
         *memlock_fixes(hard is None),
