@@ -245,6 +245,8 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
         yield "left out", "yellow", Text(f"{', '.join(left_out)}: not looked at in this run")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
+    if len(report.reached) == 1 and any(stage.name in ("connectivity", "ports") for stage in report.stages):
+        yield "note", "cyan", Text("only one host was looked at: nothing between hosts was tried")
     for text in () if verbose else notes(report):
         yield "note", "cyan", text
     for text in not_checked(report, verbose):
