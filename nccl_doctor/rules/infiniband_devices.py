@@ -108,16 +108,23 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     if "system" in plan.stages:
         raise SkipRule("locked memory is judged in stage system")
-    soft, hard = with_devices(host).memlock_bytes.soft, with_devices(host).memlock_bytes.hard
+    fact = with_devices(host)
+    soft, hard = fact.memlock_bytes.soft, fact.memlock_bytes.hard
     if soft is None or soft >= value("memlock.rdma"):
         return
+    severity, why = Severity.FAIL, "RDMA cannot register NCCL's buffers"
+    if needs_no_rdma(host):
+        severity, why = Severity.INFO, "harmless as long as this container has no RDMA device file"
+    elif fact.container.locks_freely:
+        severity = Severity.INFO if fact.container.hints else Severity.WARN
+        why = "this login is not bound by it (CAP_IPC_LOCK), other users are"
     yield host.finding(
         "ib.memlock",
-        Severity.INFO if needs_no_rdma(host) else Severity.FAIL,
-        f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
+        severity,
+        f"locked memory is limited to {size(soft)}: {why}",
         (f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}", "ulimit -l"),
         *memlock_fixes(hard is None),
-        explains=("collectives",),
+        explains=("collectives",) if severity is Severity.FAIL else (),
     )
 
 
