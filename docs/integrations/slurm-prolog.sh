@@ -4,6 +4,7 @@
 #   - what is wrong with the node, or could not be measured there (exit 3, 4, 10, 11), drains it;
 #   - what is wrong with this gate (1 internal error, 2 bad policy or option) is logged and lets the job start: a typo
 #     in a policy file must not drain the whole cluster.
+# A node that shows no GPU at all is fit for jobs on CPUs: what nodes must have stands in the policy (require = ["gpus=8"]).
 # Keep --budget well below PrologEpilogTimeout.
 PATH=/opt/nccl-doctor/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm gives a Prolog none
 export PATH

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nccl_doctor.rules.thresholds import Overrides
 
 _TOLD = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]  # by somebody, not by us
-PROFILES = ("quick", "standard", "full")
 
 
 @app.command(
@@ -54,7 +53,7 @@ def preflight(
         str, typer.Option(metavar="TIME", help="Time for all of it, such as 90s or 3m. [default: 120s]")
     ] = "",
     profile: Annotated[
-        str, typer.Option(metavar="|".join(PROFILES), help="How much is measured. [default: standard]")
+        str, typer.Option(metavar="quick|standard|full", help="How much is measured. [default: standard]")
     ] = "",
     require: Annotated[
         list[str] | None,
@@ -147,10 +146,11 @@ def preflight(
     measuring = None
     if earlier is None:
         from nccl_doctor.collect.run import CheckOptions
+        from nccl_doctor.rules.policy import PROFILES
 
         chosen = profile or rules.profile or "standard"
         if chosen not in PROFILES:
-            _tell.stop(f"{_said('profile', profile)} {chosen!r}: expected one of {', '.join(PROFILES)}")
+            _tell.stop(f"--profile {chosen!r}: expected one of {', '.join(PROFILES)}")
         plan = _plan(inventory, chosen, needs, master, master_port)
         connect = _hosts.connect_options(transport, python, env_setup, connect_timeout, fan_out, local, ssh_config)
         measuring = CheckOptions(plan=plan, connect=connect, deadline_s=budget_s)
@@ -189,7 +189,7 @@ class _Question:
 
     def answer(self) -> tuple[Bundle, Gate, Report]:
         """What was measured, what is decided by it, and why."""
-        from nccl_doctor.rules.gate import decide
+        from nccl_doctor.rules.gate import asking_all, decide
         from nccl_doctor.rules.groups import groups
 
         bundle = self.earlier
@@ -198,6 +198,8 @@ class _Question:
         assert bundle is not None
         _hosts.tell_interrupted(bundle)
         judged = _judging.judged(bundle, self.rules, self.rows)
+        if self.earlier is not None:
+            judged = asking_all(judged, bundle.plan, self.rules.profile)
         gate = decide(
             judged,
             min_hosts=self.min_hosts,

@@ -58,7 +58,7 @@ def report(
     """
     from nccl_doctor.facts import files
     from nccl_doctor.report import formats
-    from nccl_doctor.rules.gate import decide, exit_code
+    from nccl_doctor.rules.gate import asking_all, decide, exit_code
 
     name = format or _format_of(output)
     if runs and name != "html":
@@ -70,6 +70,8 @@ def report(
     rows = _judging.load_thresholds(thresholds, rules.thresholds)
     facts = _judging.requiring(_inputs.read_bundle(bundle), rules.require)
     judged = _judging.judged(facts, rules, rows)
+    if name != "html":  # which shows what the run saw; the others tell a decision
+        judged = asking_all(judged, facts.plan, rules.profile)
     gate = decide(judged, min_hosts=rules.min_hosts, strict=rules.strict)
     if name == "text" and output is None:
         _judging.print_report(name, judged, gate, facts, exit_code(judged, gate))

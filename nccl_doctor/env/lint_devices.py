@@ -10,6 +10,7 @@ from nccl_doctor.env.assignments import Assignment, How
 from nccl_doctor.env.knowledge import Answer
 from nccl_doctor.env.lint import Context, Edit, Said, doubtful, worth_knowing, wrong
 from nccl_doctor.env.socket_interface import Filter, parse_filter
+from nccl_doctor.facts.fold import fold
 from nccl_doctor.findings.model import Severity
 
 _SOCKET = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
@@ -201,4 +202,33 @@ def gloo(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
         )
 
 
-RULES = (syntax, loopback, wrong_kind, prefix, gloo)
+def on_the_hosts(item: Assignment, answer: Answer, context: Context) -> Iterator[Said]:
+    """A list in a file, and the hosts that are looked at beside it: on some of them it matches nothing."""
+    gloo_names = item.name == "GLOO_SOCKET_IFNAME"
+    if (
+        item.host
+        or not item.value
+        or item.how is How.LOG
+        or not (gloo_names or item.name in ("NCCL_SOCKET_IFNAME", _HCA))
+    ):
+        return
+    wanted = None if gloo_names else _filter(item)
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for host, devices in context.devices.items():
+        present = devices.hcas if item.name == _HCA else devices.interfaces
+        fits = set(item.value.split(",")) <= set(present) if wanted is None else any(map(wanted.takes, present))
+        if present and not fits and (wanted or gloo_names):
+            lacking.setdefault(present, []).append(host)
+    what = "HCA" if item.name == _HCA else "interface"
+    contained = item.how in (How.YAML, How.DOCKERFILE)
+    for present, hosts in lacking.items():
+        yield (doubtful if contained else wrong)(
+            "ifname-no-match",
+            f"{item.name}={item.value} matches no {what} of {fold(hosts)} ({', '.join(present)})"
+            + (": a container needs one of its own that does" if contained else ""),
+            fix="Correct or remove it.",
+            confidence=0.7 if contained else 0.95,
+        )
+
+
+RULES = (syntax, loopback, wrong_kind, prefix, gloo, on_the_hosts)

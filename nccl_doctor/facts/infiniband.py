@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from nccl_doctor.facts.model import Amount, Count, Fact
+from nccl_doctor.facts.system import Container
 
 ETHERNET = "Ethernet"  # as sysfs names the link layer
 
@@ -125,6 +126,7 @@ class InfinibandFact(Fact, frozen=True, omit_defaults=True, dict=True):
     uverbs: tuple[str, ...] = ()
     uverbs_expected: tuple[str, ...] = ()
     memlock_bytes: Memlock = Memlock()
+    container: Container = Container()  # who is bound by that limit
     uptime_s: Amount | None = None
     default_route_devices: tuple[str, ...] = ()
     pci_rdma: tuple[PciNic, ...] = ()

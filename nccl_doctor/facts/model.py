@@ -60,6 +60,7 @@ OURS = "this machine"  # so begins the detail of a failed transport that proves 
 NO_WAY_OUT = f"{OURS} has no way"  # so says the detail where its own routes lead nowhere, or forbid it
 UNSIGNED = f"{OURS}'s ssh agent does not sign"  # so says the detail where no key was refused but by the own agent
 NO_ANSWER = "connected, but the agent did not answer"  # so begins the detail where the login worked and nothing came
+NO_START = "started, but the agent did not answer"  # so it begins where a program makes the connection, and tells nothing of it
 
 
 class Reach(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -156,9 +156,11 @@ def uneven(matrix: Matrix) -> list[Uneven]:
         found.append(Uneven("nic", f"no NIC beside {', '.join(far)}, though other GPUs have one", tuple(far)))
     elif far and coherent(matrix):
         pass  # NCCL 2.27.3 and later go over C2C (P2C): SYS to the NICs is what such machines show
-    elif far and not _flat(matrix):
-        who = "no GPU has" if len(matrix.gpus) > 1 else "the GPU does not have"
-        text = f"{who} a NIC beside it (nearest: {', '.join(sorted({near[gpu].kind for gpu in far}))})"
+    elif far and not (_flat(matrix) and len(near) == len(matrix.gpus)):
+        who = "no GPU has a NIC beside it" if len(far) > 1 else "the GPU does not have a NIC beside it"
+        if len(near) < len(matrix.gpus):  # of the others no cell to a NIC was read
+            who = f"no NIC beside {', '.join(far)}"
+        text = f"{who} (nearest: {', '.join(sorted({near[gpu].kind for gpu in far}))})"
         found.append(Uneven("nic", text, tuple(far)))
     elif far:
         text = "every GPU is equally far from every NIC (a virtual machine's flat PCIe tree): NCCL cannot tell rails"

@@ -240,10 +240,13 @@ def _closing(report: Report, verbose: bool) -> Iterator[tuple[str, str, Text]]:
             skipped.setdefault(stage.reason, []).append(stage.name)
     for reason, names in skipped.items():
         yield "skipped", "dim", Text(f"{_of_reached(report)}{', '.join(names)} ({visible(reason)})", "dim")
-    if report.left_out:
-        yield "left out", "yellow", Text(f"{', '.join(report.left_out)}: not looked at in this run")
+    missed = {stage for gap in report.unknown for stage in gap.stages}  # told below, as what was not checked
+    if left_out := [name for name in report.left_out if name not in missed]:
+        yield "left out", "yellow", Text(f"{', '.join(left_out)}: not looked at in this run")
     for setting in map(_setting, report.env) if report.env else [Text(no_setting(report))]:
         yield "environment", "green", setting
+    if len(report.reached) == 1 and any(stage.name in ("connectivity", "ports") for stage in report.stages):
+        yield "note", "cyan", Text("only one host was looked at: nothing between hosts was tried")
     for text in () if verbose else notes(report):
         yield "note", "cyan", text
     for text in not_checked(report, verbose):

@@ -44,13 +44,14 @@ class Host:
     """One reached host, as rules see it.
 
     ``gone``: the hosts that were not reached or were lost, by name. What this host says of the way to them is not heard:
-    whether a connect to a host that goes away fails depends on the moment.
+    whether a connect to a host that goes away fails depends on the moment. ``alone``: no other host was asked for.
     """
 
-    def __init__(self, facts: HostFacts, gone: Mapping[str, HostFacts] | None = None) -> None:
+    def __init__(self, facts: HostFacts, gone: Mapping[str, HostFacts] | None = None, alone: bool = False) -> None:
         self.facts = facts
         self.name = facts.name
         self.gone = gone or {}
+        self.alone = alone
         self._decoded: dict[type[Fact], Fact] = {}
         self._derived: dict[Callable[..., Any], Any] = {}
 
@@ -245,7 +246,8 @@ def all_rules() -> tuple[Rule, ...]:
 def reached(bundle: Bundle) -> tuple[Host, ...]:
     """The hosts on which an agent ran to the end. What they say of hosts that were lost in the middle is not heard."""
     gone = {facts.name: facts for facts in bundle.hosts if facts.reach.outcome is not ReachOutcome.OK}
-    return tuple(Host(facts, gone) for facts in bundle.hosts if facts.name not in gone)
+    alone = len(bundle.hosts) == 1
+    return tuple(Host(facts, gone, alone) for facts in bundle.hosts if facts.name not in gone)
 
 
 def internal_error(rule: str, error: Exception, hosts: tuple[str, ...]) -> Finding:

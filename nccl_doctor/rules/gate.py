@@ -6,8 +6,9 @@ from collections import Counter
 
 import msgspec
 
+from nccl_doctor.facts.model import Plan
 from nccl_doctor.findings.exit_codes import ExitCode
-from nccl_doctor.findings.model import SURE, Severity
+from nccl_doctor.findings.model import SURE, Severity, Unknown
 from nccl_doctor.rules.judge import Report, anything
 
 HEALTHY, SUSPECT, BAD, UNKNOWN = "healthy", "suspect", "bad", "unknown"
@@ -43,6 +44,20 @@ class Gate(msgspec.Struct, frozen=True):
     def hosts(self, *states: str) -> tuple[str, ...]:
         """The hosts in these states."""
         return tuple(item.host for item in self.decisions if item.state in states)
+
+
+def asking_all(report: Report, plan: Plan, profile: str = "") -> Report:
+    """The report of a saved run, as a gate takes it: a gate asks for every stage, and one that the run left out is unknown.
+
+    A quick run may lack the collectives, unless the site's ``profile`` has them measured.
+    """
+    quick = plan.quick and profile in ("", "quick")
+    missing = [name for name in report.left_out if not (quick and name == "collectives")]
+    if not missing:
+        return report
+    gaps = tuple(Unknown(name, report.hosts, "the saved run left it out", stages=(name,)) for name in missing)
+    verdict = "incomplete" if report.verdict == "healthy" else report.verdict
+    return msgspec.structs.replace(report, unknown=report.unknown + gaps, verdict=verdict)
 
 
 def decide_hosts(report: Report) -> tuple[Decision, ...]:

@@ -13,7 +13,7 @@ from nccl_doctor.facts.model import Plan
 from nccl_doctor.facts.topology import TopologyFact
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Finding, Fix, Severity, shell_word
 from nccl_doctor.rules.engine import Host, MissingFact, SkipRule, host_rule
-from nccl_doctor.rules.infiniband_view import NO_DEVICE, own_rails, with_devices
+from nccl_doctor.rules.infiniband_view import NO_DEVICE, needs_no_rdma, own_rails, with_devices
 from nccl_doctor.rules.limits import memlock_fixes
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -28,7 +28,8 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     """RDMA cards have their driver and their device files (also in the container), and NCCL_IB_HCA matches some.
 
     Ethernet NICs that could do RDMA and have no RDMA driver are information: most networks need none. A container that
-    was given some of the host's devices lacks the others' files: a warning.
+    was given some of the host's devices lacks the others' files: a warning. So it is where one with one GPU, looked at
+    alone, was given none.
     """
     fact = host.need(InfinibandFact)
     if not fact.devices:
@@ -38,11 +39,13 @@ def devices_usable(host: Host, plan: Plan) -> Iterator[Finding]:
     if absent:
         gpu = host.want(GpuFact)
         given = len(absent) < len(fact.uverbs_expected) and gpu is not None and gpu.surely_contained
+        unused = needs_no_rdma(host)
         yield host.finding(
             "ib.device-not-found.uverbs",
-            Severity.WARN if given else Severity.FAIL,
+            Severity.WARN if given or unused else Severity.FAIL,
             f"verbs device files: {len(absent)} of {len(fact.uverbs_expected)} missing"
-            + (": this container was not given them" if given else ""),
+            + (": this container was not given them" if given or unused else "")
+            + ("; a job over several hosts would use TCP" if unused else ""),
             [(f"no /dev/infiniband/{name}", "/dev/infiniband") for name in absent[:3]],
             Fix(
                 "give the container the devices (--device=/dev/infiniband), or load ib_uverbs", "ls -l /dev/infiniband"
@@ -105,16 +108,23 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     """
     if "system" in plan.stages:
         raise SkipRule("locked memory is judged in stage system")
-    soft, hard = with_devices(host).memlock_bytes.soft, with_devices(host).memlock_bytes.hard
+    fact = with_devices(host)
+    soft, hard = fact.memlock_bytes.soft, fact.memlock_bytes.hard
     if soft is None or soft >= value("memlock.rdma"):
         return
+    severity, why = Severity.FAIL, "RDMA cannot register NCCL's buffers"
+    if needs_no_rdma(host):
+        severity, why = Severity.INFO, "harmless as long as this container has no RDMA device file"
+    elif fact.container.locks_freely:
+        severity = Severity.INFO if fact.container.hints else Severity.WARN
+        why = "this login is not bound by it (CAP_IPC_LOCK), other users are"
     yield host.finding(
         "ib.memlock",
-        Severity.FAIL,
-        f"locked memory is limited to {size(soft)}: RDMA cannot register NCCL's buffers",
+        severity,
+        f"locked memory is limited to {size(soft)}: {why}",
         (f"RLIMIT_MEMLOCK soft {size(soft)}, hard {'unlimited' if hard is None else size(hard)}", "ulimit -l"),
         *memlock_fixes(hard is None),
-        explains=("collectives",),
+        explains=("collectives",) if severity is Severity.FAIL else (),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.agent.pci import MELLANOX
+from nccl_doctor.facts.gpu import GpuFact
 from nccl_doctor.facts.infiniband import InfinibandFact
 from nccl_doctor.facts.infiniband_witness import SYSFS
 from nccl_doctor.facts.model import Plan
@@ -19,6 +20,17 @@ def with_devices(host: Host) -> InfinibandFact:
     if not fact.devices:
         raise SkipRule(NO_DEVICE)
     return fact
+
+
+def needs_no_rdma(host: Host) -> bool:
+    """Whether it is a container of one GPU that was given none of its host's RDMA devices, and no other host was asked for.
+
+    What is started so is rarely for a job over several hosts (which ``--require ib-ports=1`` tells); one GPU alone talks to nobody.
+    """
+    fact, gpu = host.want(InfinibandFact), host.want(GpuFact)
+    if not (host.alone and fact and fact.devices and gpu and gpu.surely_contained):
+        return False
+    return len(gpu.gpus) == 1 and bool(fact.uverbs_expected) and not fact.uverbs
 
 
 def own_rails(host: Host, plan: Plan) -> list[Rail]:

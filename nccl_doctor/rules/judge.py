@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The stages that this run did not look at: who decides by a saved one did not ask for that."""
+        """The stages that this run did not look at."""
         looked_at = {stage.name for stage in self.stages}
         return tuple(name for name in engine.STAGES if name not in looked_at)
 

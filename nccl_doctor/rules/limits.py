@@ -10,6 +10,7 @@ from nccl_doctor.facts.system import UNLIMITED, Limit, System
 from nccl_doctor.findings.model import Evidence, Finding, Fix, Severity, finding
 from nccl_doctor.rules import drift
 from nccl_doctor.rules.engine import Fleet, Host, MissingFact, fleet_rule, host_rule
+from nccl_doctor.rules.infiniband_view import needs_no_rdma
 from nccl_doctor.rules.system import limits_of_cgroup
 from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import size
@@ -34,6 +35,8 @@ def locked_memory(host: Host, plan: Plan) -> Iterator[Finding]:
     shown = f"Locked memory is limited to {_show(limit.soft)}"
     if not rdma:
         severity, title = Severity.INFO, f"{shown}; harmless without an RDMA device, and none is here"
+    elif needs_no_rdma(host):
+        severity, title = Severity.INFO, f"{shown}; harmless as long as this container has no RDMA device file"
     elif free:
         severity = Severity.INFO if system.container.hints else Severity.WARN
         title = f"{shown}; this login is not bound by it (CAP_IPC_LOCK), other users are"

@@ -31,6 +31,7 @@ else:
     import tomli as tomllib
 
 NAMES = ("nccl-doctor.toml", "pyproject.toml")
+PROFILES = ("quick", "standard", "full")
 
 
 class PolicyError(ValueError):
@@ -116,6 +117,9 @@ def load(path: Path) -> Policy:
         policy = msgspec.convert(raw, Policy)
     except msgspec.ValidationError as error:
         raise PolicyError(_placed(str(error), text, path)) from error
+    if policy.profile not in ("", *PROFILES):
+        wanted = f"expected one of {', '.join(PROFILES)}"
+        raise PolicyError(f"{_place(path, text, 'profile')}: profile is {policy.profile!r}; {wanted}")
     if policy.min_hosts is not None and policy.min_hosts < 1:
         raise PolicyError(f"{_place(path, text, 'min-hosts')}: min-hosts is {policy.min_hosts}; expected at least 1")
     for id in (*policy.severity, *(rule.id for rule in policy.ignore)):

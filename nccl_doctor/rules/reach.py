@@ -10,6 +10,7 @@ import msgspec
 
 from nccl_doctor.facts.model import (
     NO_ANSWER,
+    NO_START,
     NO_WAY_OUT,
     OURS,
     SETUP_FAILED,
@@ -121,9 +122,17 @@ _WAYS = {
 _NO_ANSWER = _Way(
     "host.ssh-timeout",
     "the login works, but nothing starts after it",
-    "see what the login waits for: a shell profile that reads input or sleeps, a forced command in authorized_keys or "
-    "sshd_config, a home directory on a hung file system, a host out of memory",
+    "see what the login waits for: --env-setup where it was given, a shell profile that reads input or sleeps, a forced "
+    "command in authorized_keys or sshd_config, a home directory on a hung file system, a host out of memory",
     "time ssh -v {login} 'echo started'",
+)
+
+_NO_START = _Way(
+    "host.ssh-timeout",
+    "the command that should lead to the host gives no answer in time",
+    "run it by hand, with echo started in place of the agent: it waits for its server or scheduler, for the container, or for what "
+    "starts there (--env-setup where it was given, a shell profile)",
+    "",
 )
 
 _NO_WAY_OUT = _Way(
@@ -167,6 +176,7 @@ _JUMP = re.compile(r"(?:jump host (\S+): )+")  # the last of them is the one tha
 # Of an outcome, where its detail matches, another way than the usual one.
 _SPECIAL: tuple[tuple[ReachOutcome, Callable[[str], bool], _Way], ...] = (
     (ReachOutcome.TIMED_OUT, lambda detail: detail.startswith(NO_ANSWER), _NO_ANSWER),
+    (ReachOutcome.TIMED_OUT, lambda detail: detail.startswith(NO_START), _NO_START),
     (ReachOutcome.NO_ROUTE, lambda detail: NO_WAY_OUT in detail, _NO_WAY_OUT),  # to the host, or to a jump host
     (ReachOutcome.TRANSPORT_FAILED, lambda detail: detail.startswith(SETUP_FAILED), _SETUP),
     (ReachOutcome.TRANSPORT_FAILED, lambda detail: _JUMP.sub("", detail).startswith(OURS), _HERE),

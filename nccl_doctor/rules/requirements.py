@@ -147,12 +147,24 @@ def gpus(host: Host, plan: Plan) -> Iterator[Finding]:
 
 @host_rule("infiniband", "require.ib-ports")
 def ib_ports(host: Host, plan: Plan) -> Iterator[Finding]:
-    """The host has at least as many active RDMA ports as ``--require ib-ports=N`` asks for."""
+    """The host has at least as many active RDMA ports, of devices that can be opened, as ``--require ib-ports=N`` asks for."""
     for need in _wanted(plan, "ib-ports"):
-        ports = [port for device in host.need(InfinibandFact).devices for port in device.ports]
-        active = [port for port in ports if port.active]
-        if len(active) < need.amount:
-            yield _short(host, need, f"{len(active)} active of {len(ports)} RDMA ports", "/sys/class/infiniband")
+        fact = host.need(InfinibandFact)
+        active = sorted(sum(port.active for port in device.ports) for device in fact.devices)
+        total = sum(len(device.ports) for device in fact.devices)
+        have, source = f"{sum(active)} active of {total} RDMA ports", "/sys/class/infiniband"
+        least = most = sum(active)
+        if absent := set(fact.uverbs_expected).difference(
+            fact.uverbs
+        ):  # whose they are is not told: the worst and the best case
+            opened = max(0, len(active) - len(absent))
+            least, most = sum(active[:opened]), sum(active[len(absent) :])
+            if most < need.amount <= sum(active):
+                have, source = f"device files for {opened} of {len(active)} RDMA devices", "/dev/infiniband"
+        if most < need.amount:
+            yield _short(host, need, have, source)
+        elif least < need.amount:
+            raise MissingFact(need.text, f"which RDMA devices can be opened: {len(absent)} device files are missing")
 
 
 @host_rule("system", "require.shm", "require.disk", "require.memory", "require.cpus")

@@ -192,6 +192,8 @@ def explain(program: str, stream: Stream, status: int | None) -> Unreachable | N
             return Unreachable(outcome, f"{detail} (said by {program})", *_near(lines, phrase))
     if program == "srun" and status is None and not lines:  # that it waits it tells only with --verbose
         return Unreachable(ReachOutcome.NOT_TRIED, f"srun has started nothing: {_STEP_WAITS}")
+    if status in (126, 127) and "OCI runtime" in text:  # runc's and crun's, told by docker, podman and kubectl
+        return Unreachable(ReachOutcome.TRANSPORT_FAILED, f"{program} cannot start sh in the container", *lines[-3:])
     if status in (None, 0, 126, 127) or (program not in _SHELL_PROGRAMS and not lines):
         return None
     detail = f"{program} ended with status {status} before the agent answered"

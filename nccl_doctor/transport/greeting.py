@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from nccl_doctor.facts import files
-from nccl_doctor.facts.model import NO_ANSWER, SETUP_FAILED, ReachOutcome
+from nccl_doctor.facts.model import NO_ANSWER, NO_START, SETUP_FAILED, ReachOutcome
 from nccl_doctor.transport.base import ConnectOptions, Deadline, Stream, Transport, Unreachable
 
 NOISE_LIMIT = 64 << 10  # bytes of a login shell's chatter before the agent's first line
@@ -104,14 +104,18 @@ class Greeting:
         if begun and begun.startswith(self._marker[: len(begun)]):
             detail = f"connected, but the agent's first line came too slowly: {len(begun)} bytes of it"
             return Unreachable(ReachOutcome.TIMED_OUT, f"{detail} within {self._limit_s:.0f} s", quote(begun))
+        nothing = NO_ANSWER if self._transport.by_ssh else NO_START
         if self._deadline.passed:  # then a login shell's chatter proves nothing
-            return Unreachable(ReachOutcome.TIMED_OUT, NO_ANSWER, self._noise(), last_line(self._stream.error_text()))
-        if self._seen.strip():
+            return Unreachable(ReachOutcome.TIMED_OUT, nothing, self._noise(), last_line(self._stream.error_text()))
+        setup = self._options.env_setup
+        if self._seen.strip() and not setup:
             return self._garbage(f"bytes came, but not the agent's first line within {self._limit_s:.0f} s")
         if (waits := self._transport.explain(self._stream, None)) is not None:
             return waits
-        detail = f"{NO_ANSWER} within {self._limit_s:.0f} s"
-        return Unreachable(ReachOutcome.TIMED_OUT, detail, last_line(self._stream.error_text()))
+        detail = f"{nothing} within {self._limit_s:.0f} s"
+        if setup:  # which runs first, and may say something before it hangs
+            detail += f"; before it runs --env-setup, maybe still: {setup}"
+        return Unreachable(ReachOutcome.TIMED_OUT, detail, self._noise(), last_line(self._stream.error_text()))
 
     def _ended(self) -> Unreachable:
         """The stream ended before the hello line was complete: why?"""

@@ -82,7 +82,9 @@ def text_of(error: BaseException | None) -> str:
 
 
 def address_of(client: Connection) -> str:
-    """The peer's address, where there is a socket."""
+    """The peer's address, where there is a socket; through a jump host there is none, and the channel has the jump host's."""
+    if isinstance(client.sock, paramiko.Channel):
+        return ""
     with contextlib.suppress(OSError, AttributeError, TypeError, IndexError):
         return str(client.sock.getpeername()[0])
     return ""

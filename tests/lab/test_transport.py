@@ -232,6 +232,7 @@ Host gpu* gate
     for session in found.values():
         assert isinstance(session, Session), session
         assert "through gate" in session.reach.detail
+        assert session.reach.address == target.address  # not the jump host's, at which its peers would look for it
     close_all(found.values())
     assert target.log.read_text().count("Accepted publickey") == 2
     assert jump.log.read_text().count("Accepted publickey") == 1  # one shared connection

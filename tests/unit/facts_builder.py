@@ -6,6 +6,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import fleets
+import msgspec
+
 from nccl_doctor.facts.model import Bundle, HostFacts, Outcome, Plan, ProbeResult, Reach, ReachOutcome
 from nccl_doctor.rules.engine import STAGES
 
@@ -71,6 +74,22 @@ def green_probes(host: str, names: tuple[str, ...] = NAMES) -> dict[str, Any]:
     }
 
 
+def host_probes(host: str) -> dict[str, Any]:
+    """What a healthy host without GPUs says of itself."""
+    nothing = {"outcome": "not-run", "detail": "no NVIDIA device, driver or library on this host"}
+    return {
+        "system": msgspec.to_builtins(fleets.system()),
+        "software": msgspec.to_builtins(fleets.software()),
+        "environment": {"variables": {}},
+        "interfaces": msgspec.to_builtins(fleets.interfaces(f"eth0/{address(host)}/24")),
+        "carriers": msgspec.to_builtins(fleets.carriers()),
+        "gpu": {"nvml": nothing, "smi": nothing, "gpus": [], "pci_gpus": [], "proc_gpus": [], "device_nodes": []},
+        "topology": {"matrix": {**nothing, "text": ""}, "devices": [], "acs": {"outcome": "ok", "redirecting": []}},
+        "infiniband": {"devices": [], "pci_rdma": [], "uverbs": [], "uverbs_expected": [], "witnesses": {}},
+        "kernel_log": {"lines": [], "source": "/dev/kmsg", "first_s": 0.0, "uptime_s": 9.0, "total": 9, "left_off": 0},
+    }
+
+
 class Builder:
     """``probes[host][probe]`` is plain data, to be changed at will; ``bundle()`` makes it a bundle."""
 
@@ -97,6 +116,14 @@ class Builder:
                 if purpose in ("", link["purpose"]):
                     link.update(outcome="timed-out", detail="timed out", messages=0, answered=0)
         return self
+
+    def whole(self) -> Bundle:
+        """The bundle of a quick run: all stages that a gate asks of one."""
+        for name, probes in self.probes.items():
+            probes.update(host_probes(name) | probes)
+        self.stages = tuple(stage for stage in STAGES if stage != "collectives")
+        bundle = self.bundle()
+        return msgspec.structs.replace(bundle, plan=msgspec.structs.replace(bundle.plan, quick=True))
 
     def bundle(self) -> Bundle:
         hosts = tuple(

@@ -125,6 +125,13 @@ def test_a_check() -> None:
     ]
 
 
+@pytest.mark.parametrize(("names", "told"), [(("gpu01",), True), (("gpu01", "gpu02"), False)])
+def test_that_nothing_lies_between_one_host_is_said(names: tuple[str, ...], told: bool) -> None:
+    for verbose in (False, True):
+        lines = drawn(consoles.render, judge(Builder(names).bundle()), verbose=verbose)
+        assert ("nothing between hosts was tried" in lines) == told
+
+
 def test_a_go_by_a_run_of_few_stages_says_what_it_did_not_look_at() -> None:
     report = judge(Builder(stages=("connectivity",)).bundle())
     told = drawn(consoles.render_gate, report, gate.decide(report))

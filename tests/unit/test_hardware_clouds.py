@@ -250,6 +250,44 @@ def test_a_pod_with_one_nic_of_eight(healthy: Facts) -> None:
     assert grades(found(rdma(one, uverbs=[]))) == {"ib.device-not-found.uverbs": "fail"}  # it was given none
 
 
+def test_a_container_of_one_gpu_that_was_given_no_rdma_device(tmp_path: Path) -> None:
+    """``docker run --gpus 1`` on a machine with InfiniBand, and its limit of 8 MiB on locked memory."""
+    machine = Machine(tmp_path, gpus=1, nics=1)
+    machine.hcas[0].uverbs, machine.memlock = False, 8 << 20
+    one = machine.facts()
+    assert grades(found(one)) == {
+        "ib.device-not-found.uverbs": "fail",
+        "ib.memlock": "fail",
+    }  # a host without ib_uverbs
+    one["gpu"]["data"]["container"] = "/.dockerenv"
+    assert grades(found(one)) == {"ib.device-not-found.uverbs": "warn", "ib.memlock": "info"}
+    assert "would use TCP" in found(one)["ib.device-not-found.uverbs"].title
+    assert found(one, require=("ib-ports=1",))["require.ib-ports"].severity.value == "fail"
+    for pods in ([one, one], [copy.deepcopy(one)]):  # of a job over two of them; and one that has more GPUs
+        if len(pods) == 1:
+            pods[0]["gpu"]["data"]["gpus"] *= 2
+        assert grades(found(*pods))["ib.device-not-found.uverbs"] == "fail"
+
+
+def test_a_port_whose_device_cannot_be_opened_meets_no_requirement(healthy: Facts) -> None:
+    """sysfs shows eight active ports, also to a pod that was given one NIC."""
+
+    def required(ports: int, facts: Facts) -> tuple[list[str], list[str]]:
+        judged = report_on(facts, require=(f"ib-ports={ports}",))
+        titles = [item.title for item in judged.findings if item.id == "require.ib-ports"]
+        return titles, [gap.what for gap in judged.unknown]
+
+    one = rdma(healthy, uverbs=["uverbs0"])
+    one["gpu"]["data"]["container"] = "/proc/1/cgroup"
+    told = "gpu01 does not meet ib-ports=8: it has device files for 1 of 8 RDMA devices"
+    assert required(8, one) == ([told], []) and required(1, one) == ([], [])
+    assert required(8, healthy) == ([], [])
+    devices = copy.deepcopy(healthy["infiniband"]["data"]["devices"])
+    for port in devices[0]["ports"]:
+        port["state"] = "1: DOWN"
+    assert required(1, rdma(one, devices=devices)) == ([], ["ib-ports=1"])  # maybe that one
+
+
 def test_a_driver_that_counts_no_link_errors_has_not_passed(healthy_roce: Facts) -> None:
     """Broadcom's: what it counts stands in hw_counters under other names."""
     thor = copy.deepcopy(healthy_roce)

@@ -412,6 +412,23 @@ def test_locked_memory(soft: int | None, wanted: bool, healthy: Facts) -> None:
         assert "99-rdma.conf" in "".join(fix.command for fix in item.fixes)  # as where the stage "system" runs
 
 
+@pytest.mark.parametrize(
+    ("hints", "mask", "severity"),
+    [
+        ([], "000001ffffffffff", "warn"),  # root on a host
+        (["/.dockerenv"], "000001ffffffffff", "info"),
+        ([], "00000000a80425fb", "fail"),
+        ([], "", "fail"),
+    ],
+)
+def test_who_may_lock_freely_is_not_bound_by_the_limit_here_either(
+    hints: list[str], mask: str, severity: str, healthy: Facts
+) -> None:
+    login = {"hints": hints, "capabilities": mask, "user_namespace": False}
+    low = {"memlock_bytes": {"soft": 65536, "hard": 65536}, "container": login}
+    assert grades(found(of_host(healthy, "infiniband", **low))) == {"ib.memlock": severity}
+
+
 ABSENT = {"nvidia_peermem": False, "nv_peer_mem": False}
 
 

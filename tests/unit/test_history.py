@@ -336,7 +336,7 @@ def saved(tmp_path: Path, bad: bool, names: tuple[str, ...] = NAMES, day: int = 
     if bad:
         builder.probes["gpu02"]["names"]["own"] = {"addresses": ["127.0.1.1"]}
     path = tmp_path / f"{day}.ndb"
-    bundles.write(msgspec.structs.replace(builder.bundle(), created=f"2026-01-{day:02}T00:00:00+00:00"), path)
+    bundles.write(msgspec.structs.replace(builder.whole(), created=f"2026-01-{day:02}T00:00:00+00:00"), path)
     return str(path)
 
 

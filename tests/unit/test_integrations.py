@@ -69,8 +69,9 @@ def test_the_command_line_takes_it(words: list[str], monkeypatch: pytest.MonkeyP
         assert parameters["command"]
         return
     from nccl_doctor.cli import preflight
+    from nccl_doctor.rules.policy import PROFILES
 
-    assert not parameters["profile"] or parameters["profile"] in preflight.PROFILES
+    assert not parameters["profile"] or parameters["profile"] in PROFILES
     assert cli._options.seconds(parameters["budget"] or "120s", "--budget", "90s") > 0
     preflight._outputs(list(parameters["report"] or ()))
     for text in parameters["require"] or ():

@@ -27,6 +27,7 @@ from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.model import (
     BUNDLE_SCHEMA,
     NO_ANSWER,
+    NO_START,
     NO_WAY_OUT,
     UNSIGNED,
     Bundle,
@@ -232,6 +233,9 @@ def test_where_no_host_answers_it_may_be_this_machine(outcome: ReachOutcome) -> 
         assert {item.confidence for item in failed} == {0.6}
     builder.reach["gpu04"] = Reach(ReachOutcome.TIMED_OUT, NO_ANSWER)  # the login worked
     assert {item.confidence for item in reach.reach_findings(builder.bundle())} == {1.0}
+    builder.reach["gpu04"] = Reach(ReachOutcome.TIMED_OUT, NO_START, by_ssh=False)  # kubectl, whose login nobody knows
+    (of_it,) = (item for item in reach.reach_findings(builder.bundle()) if item.hosts == ("gpu04",))
+    assert "login" not in f"{of_it.title} {of_it.fixes}" and "command" in of_it.title
     builder.reach["gpu04"] = Reach(ReachOutcome.OK, address="10.0.0.4", port=22)
     (found,) = reach.reach_findings(builder.bundle())
     assert "this machine" not in found.title and found.confidence == 1.0 and len(found.fixes) == 1

@@ -28,7 +28,7 @@ def saved(directory: Path, *bad: str, slots: int = 0) -> str:
     builder = Builder()
     for host in bad:
         builder.probes[host]["names"]["own"] = {"addresses": ["127.0.1.1"], "quoted": f"127.0.1.1 {host}", "line": 2}
-    return write(directory, builder.bundle(), slots)
+    return write(directory, builder.whole(), slots)
 
 
 def write(directory: Path, bundle: Bundle, slots: int = 0) -> str:
@@ -65,7 +65,7 @@ def test_go_runs_the_job_and_passes_on_what_it_returned(tmp_path: Path) -> None:
 
 
 def test_the_master_of_a_saved_run_is_the_jobs_first_host(tmp_path: Path) -> None:
-    bundle = Builder(("gpu03", "gpu01", "gpu02")).bundle()
+    bundle = Builder(("gpu03", "gpu01", "gpu02")).whole()
     hosts = tuple(sorted(bundle.hosts, key=lambda facts: facts.name))
     bundle = msgspec.structs.replace(bundle, hosts=hosts, plan=msgspec.structs.replace(bundle.plan, master="gpu03"))
     done = preflight(tmp_path, "--from", write(tmp_path, bundle), "--", "echo", "{hosts}")
@@ -210,6 +210,34 @@ def test_a_report_of_a_saved_run_decides_as_preflight_does_under_the_policy(tmp_
         assert reason in gate.stdout
 
 
+@pytest.mark.parametrize(
+    ("stages", "quick", "policy", "lacks"),
+    [
+        (("connectivity",), False, "", "ports, interfaces, system, software, gpu, topology, infiniband, collectives"),
+        ((), True, "", ""),  # as `preflight --profile quick` decided
+        ((), False, "", "collectives"),  # check --skip collectives
+        ((), True, "profile = 'standard'", "collectives"),
+    ],
+)
+def test_a_saved_run_that_left_a_stage_out_is_no_go(
+    tmp_path: Path, stages: tuple[str, ...], quick: bool, policy: str, lacks: str
+) -> None:
+    bundle = Builder().whole()
+    plan = msgspec.structs.replace(bundle.plan, stages=stages or bundle.plan.stages, quick=quick)
+    path = write(tmp_path, msgspec.structs.replace(bundle, plan=plan))
+    (tmp_path / "nccl-doctor.toml").write_text(policy)
+    done = preflight(tmp_path, "--from", path, "--report", "junit=out.xml", "--", "touch", "ran")
+    said = f"not checked  {lacks} on gpu[01-04]: the saved run left it out"
+    assert (done.returncode, (tmp_path / "ran").exists()) == ((4, False) if lacks else (0, True)), done.stdout
+    assert (" ".join(said.split()) in " ".join(done.stdout.split())) == bool(lacks), done.stdout
+    assert ("left out     collectives" in done.stdout) != bool(lacks)
+    suites = {suite.get("name"): suite.get("errors") for suite in ElementTree.parse(tmp_path / "out.xml").getroot()}
+    assert {name for name, errors in suites.items() if errors != "0"} == set(filter(None, lacks.split(", ")))
+    words = [sys.executable, "-m", "nccl_doctor", "report", path, "--format", "json"]
+    told = json.loads(subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+    assert told["go"] == (not lacks) and told["verdict"] == ("incomplete" if lacks else "healthy")
+
+
 def test_a_directory_that_is_gone_has_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
@@ -277,7 +305,7 @@ def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options:
     [
         ("budget = '2 minutes'", "budget in the policy file '2 minutes': expected a time"),
         ("require = ['gpu=8']", "nccl-doctor.toml:1: require 'gpu=8': no such requirement; did you mean gpus=N?"),
-        ("profile = 'slow'", "profile in the policy file 'slow': expected one of"),
+        ("profile = 'slow'", ":1: profile is 'slow'; expected one of quick, standard, full"),
         ("min-hosts = 9", "min-hosts in the policy file 9: there is only 1 host"),
         ("min-hosts = '9'", ":1: min-hosts: Expected a whole number, got text in quotes"),
         ("[[ignore]]\nid = 'net.mtu'\nreason = 'x'", ":1: ignore: missing key `until`"),
@@ -285,8 +313,9 @@ def test_bad_input_is_a_clear_error_and_nothing_is_done(tmp_path: Path, options:
 )
 def test_a_mistake_in_the_policy_is_told_as_the_policys(tmp_path: Path, policy: str, told: str) -> None:
     (tmp_path / "nccl-doctor.toml").write_text(policy)
-    done = preflight(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "") and told in " ".join(done.stderr.split()), done.stderr
+    for saved_run in ((), () if "min-hosts = 9" in policy else ("--from", saved(tmp_path))):
+        done = preflight(tmp_path, *saved_run)
+        assert (done.returncode, done.stdout) == (2, "") and told in " ".join(done.stderr.split()), done.stderr
 
 
 def test_more_hosts_needed_than_there_are(tmp_path: Path) -> None:
@@ -299,7 +328,7 @@ def test_nobody_reached_is_no_verdict_and_all_are_kept_away_from(tmp_path: Path)
     for name in NAMES:
         builder.reach[name] = Reach(ReachOutcome.REFUSED, "connection refused")
     options = ("--min-hosts", "1", "--good-hosts", "good", "--bad-hosts", "bad")
-    done = preflight(tmp_path, "--from", write(tmp_path, builder.bundle()), *options, "--", "touch", "ran")
+    done = preflight(tmp_path, "--from", write(tmp_path, builder.whole()), *options, "--", "touch", "ran")
     assert done.returncode == 3
     assert ((tmp_path / "good").read_text(), (tmp_path / "bad").read_text()) == ("", "gpu[01-04]\n")
     assert not (tmp_path / "ran").exists()

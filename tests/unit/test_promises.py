@@ -408,7 +408,7 @@ def test_what_cannot_be_kept_is_no_success_and_no_no_go(
     the decision of ``preflight`` holds and its job runs."""
     import errno
 
-    bundles.write(Builder().bundle(), tmp_path / "b.ndb")
+    bundles.write(Builder().whole(), tmp_path / "b.ndb")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from nccl_doctor.agent import runtime
-from nccl_doctor.facts.model import Outcome, Reach, ReachOutcome
+from nccl_doctor.facts.model import NO_START, Outcome, Reach, ReachOutcome
 from nccl_doctor.inventory.model import HostEntry
 from nccl_doctor.transport import fleet
 from nccl_doctor.transport import launch as launching
@@ -301,7 +301,7 @@ def test_garbage_and_endings(tmp_path: Path) -> None:
     flood = reach_of(python=write_python(tmp_path / "d", "exec cat /dev/zero"))
     assert flood.outcome is ReachOutcome.GARBAGE and "64 KiB" in flood.detail
     hangs = reach_of(python=write_python(tmp_path / "e", "exec sleep 600"), start_s=0.5)
-    assert hangs.outcome is ReachOutcome.TIMED_OUT
+    assert hangs.outcome is ReachOutcome.TIMED_OUT and hangs.detail.startswith(NO_START)
     head = "read n m; echo NCCL-DOCTOR-$(echo $m | rev) 'hello {\"proto'"
     cut = reach_of(
         python=write_python(tmp_path / "f", f"head -c {len(launching._loader())} >/dev/null; {head}; exit 0")
@@ -326,6 +326,9 @@ def test_env_setup_runs_in_bash_and_its_failure_is_told(tmp_path: Path) -> None:
         == "--env-setup failed: export WANDB_API_KEY=[redacted]; echo cannot use --token [redacted] >&2; exit 3"
     )
     assert reach.evidence == ("cannot use --token [redacted]",)
+    for hangs in ("sleep 60", "echo loading; sleep 60"):
+        found = reach_of(env_setup=hangs, start_s=0.5)
+        assert found.outcome is ReachOutcome.TIMED_OUT and found.detail.endswith(f"--env-setup, maybe still: {hangs}")
     reach = reach_of(env_setup="source /no/such/activate")
     assert reach.outcome is ReachOutcome.TRANSPORT_FAILED and "--env-setup failed" in reach.detail
 

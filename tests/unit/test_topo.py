@@ -247,3 +247,9 @@ def test_the_shape_of_the_json() -> None:
         assert all(set(one) == {"name", "device"} for one in document["nics"])
         assert all(set(one) == {"a", "b", "kind"} for one in document["links"])
         assert document["truncated"] in (True, False)
+
+
+def test_of_a_gpu_whose_row_is_missing_no_distance_to_a_nic_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cut.txt").write_text("\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPHB\n")
+    text = typed("topo", tmp_path / "cut.txt").output
+    assert "no NIC beside GPU0 (nearest: PHB)" in text and "no GPU has" not in text

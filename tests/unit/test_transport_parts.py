@@ -107,6 +107,9 @@ class Said:
         return self.text
 
 
+NO_SH = 'exec: "sh": executable file not found in $PATH'
+
+
 @pytest.mark.parametrize(
     ("program", "status", "text", "outcome"),
     [
@@ -128,6 +131,14 @@ class Said:
         ("srun", 1, "srun: error: Unable to create step: Invalid node name", ReachOutcome.TRANSPORT_FAILED),
         ("kubectl", 1, 'Error from server (NotFound): pods "x" not found', ReachOutcome.TRANSPORT_FAILED),
         ("kubectl", 127, "sh: python3: not found", None),
+        ("docker", 127, f"OCI runtime exec failed: exec failed: {NO_SH}: unknown", ReachOutcome.TRANSPORT_FAILED),
+        (
+            "kubectl",
+            126,
+            f"error: Internal error occurred: OCI runtime exec failed: {NO_SH}",
+            ReachOutcome.TRANSPORT_FAILED,
+        ),
+        ("podman", 127, f"Error: {NO_SH}: OCI runtime attempted to invoke a command", ReachOutcome.TRANSPORT_FAILED),
         ("srun", None, "srun: job 12 queued and waiting for resources", ReachOutcome.NOT_TRIED),
         ("srun", None, "", ReachOutcome.NOT_TRIED),
         ("kubectl", None, "", None),

@@ -5,6 +5,7 @@ import resource
 import time
 from typing import Any, Dict, List, Optional
 
+from nccl_doctor.agent.containers import container
 from nccl_doctor.agent.pci import AWS, MELLANOX, pci_path, slot_of
 from nccl_doctor.agent.probes.interfaces import routes
 from nccl_doctor.agent.probing import (
@@ -39,6 +40,7 @@ def infiniband(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "uverbs": [name for name in listed("/dev/infiniband") if name.startswith("uverbs")],
         "uverbs_expected": [name for name in listed("/sys/class/infiniband_verbs") if name.startswith("uverbs")],
         "memlock_bytes": _memlock(),
+        "container": container(),
         "uptime_s": uptime(),
         "default_route_devices": _default_routes(),
         "pci_rdma": _pci_without_driver(),

@@ -33,7 +33,7 @@ def _property(text: str) -> str:
 def render(report: Report, gate: Gate, bundle: Bundle) -> str:
     """One annotation per cause, one for what is unknown, and the decision; what GitHub would drop is named in the last."""
     told: dict[str, list[tuple[str, str]]] = {"error": [], "warning": [], "notice": []}
-    told["notice"].append((f"nccl-doctor: {'go' if gate.go else 'no-go'}", gate.reason))
+    told["notice" if gate.go else "error"].append((f"nccl-doctor: {'go' if gate.go else 'no-go'}", gate.reason))
     for item in report.causes:
         title = f"{item.id} on {fold(item.hosts)}" if item.hosts else item.id
         told[_COMMAND[item.severity]].append((title, paragraph(item)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +174,31 @@ def test_a_name_that_is_a_prefix_of_another_takes_both(value: str, also: list[st
     found = examine.examine(bundle=bundle(host("a", {"NCCL_SOCKET_IFNAME": value}, interfaces=facts))).remarks
     titles = [item.finding.title for item in found if item.finding.id.endswith("ifname-prefix")]
     assert titles == [f"NCCL_SOCKET_IFNAME={value}: {value} also takes {name}" for name in also]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("NCCL_SOCKET_IFNAME=eno1", "NCCL_SOCKET_IFNAME=eno1 matches no interface of a,b (lo, eth0)"),
+        ("NCCL_SOCKET_IFNAME=^lo,eth", "NCCL_SOCKET_IFNAME=^lo,eth matches no interface of a,b (lo, eth0)"),
+        ("GLOO_SOCKET_IFNAME=eth", "GLOO_SOCKET_IFNAME=eth matches no interface of a,b (lo, eth0)"),
+        ("NCCL_IB_HCA=mlx5_7", "NCCL_IB_HCA=mlx5_7 matches no HCA of a (mlx5_0)"),  # b has none
+        *(
+            (fits, "")
+            for fits in ("NCCL_SOCKET_IFNAME=eth", "GLOO_SOCKET_IFNAME=eth0", "NCCL_IB_HCA=mlx5", "NCCL_DEBUG=WARN")
+        ),
+    ],
+)
+def test_a_list_in_a_file_is_matched_against_the_hosts_beside_it(tmp_path: Path, line: str, told: str) -> None:
+    (script := tmp_path / "train.sh").write_text(f"export {line}\n")
+    (pod := tmp_path / "pod.yaml").write_text(f"env:\n- name: {line.replace('=', chr(10) + '  value: ', 1)}\n")
+    fleet = bundle(
+        host("a", {}, interfaces=interfaces(), infiniband=port("4: ACTIVE")), host("b", {}, interfaces=interfaces())
+    )
+    for file, severity in ((script, Severity.FAIL), (pod, Severity.WARN)):  # a pod has interfaces of its own
+        found = [item.finding for item in examine.examine([str(file)], bundle=fleet).remarks]
+        fits = [item for item in found if item.id.endswith("ifname-no-match")]
+        assert [(item.severity, item.title.partition(": ")[0]) for item in fits] == [(severity, told)] * bool(told)
 
 
 def test_the_hca_list_is_matched_against_the_host_s_devices() -> None:
