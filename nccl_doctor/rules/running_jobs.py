@@ -17,7 +17,7 @@ from nccl_doctor.rules.engine import Fleet, Host, facts_of
 from nccl_doctor.rules.ranks import GpuUse, Link, Rank, RunningJob
 
 _ADOPTERS = ("systemd", "slurmstepd")  # parents of processes whose own has ended, beside process 1
-_LOOPBACK = ("localhost", "127.", "::1")
+LOOPBACK = ("localhost", "127.", "::1")
 
 
 def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
@@ -107,7 +107,7 @@ def _key(host: str, process: Process) -> str:
     environment = process.environment
     master = environment.get("MASTER_ADDR", "")
     if master:
-        at = f"{host}:" if master.startswith(_LOOPBACK) else ""
+        at = f"{host}:" if master.startswith(LOOPBACK) else ""
         return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
     if slurm := environment.get("SLURM_JOB_ID"):
         return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"

@@ -209,7 +209,7 @@ def _running_job() -> Bundle:
         rank["connections"][0]["retransmitted"] = 0
         for reading in rank["readings"]:
             reading |= {"switches": 9, "read_bytes": 4096, "written_bytes": 0}
-    return test_hang.bundle(*ranks)
+    return test_hang.bundle(*ranks, listening=[22, 29500])
 
 
 def _collectives() -> Bundle:

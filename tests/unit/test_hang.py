@@ -35,6 +35,7 @@ REDUCE = [
     ("train", "/job/train.py", 20),
 ]
 OWN = [("evaluate", "/job/train.py", 31), ("<module>", "/job/train.py", 40)]
+STARTS = [("init_process_group", BARRIER[0][1], 1892), ("<module>", "/job/train.py", 16)]
 LOADER = [
     ("_try_get_data", "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1),
     ("train", "/job/train.py", 9),
@@ -639,6 +640,50 @@ def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
         ranks[0]["connections"].pop()
     ranks[0]["connections"].pop()  # torchrun serves the store, or nobody does: not known
     assert "hang.store" not in {item.id for item in examine(bundle(*ranks)).report.findings}
+
+
+def asks_for_the_store(rank: int, **environment: str) -> dict[str, Any]:
+    """A rank that knows its number and the world alone, and has no connection: each one was refused."""
+    told = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500", **environment}
+    return process(rank, STARTS, connections=[], environment=told)
+
+
+def test_where_nobody_listens_for_the_ranks_that_start_the_host_and_the_port_are_told() -> None:
+    ranks = [asks_for_the_store(rank) for rank in (1, 2, 3)]
+    found = first(examine(bundle(*ranks, listening=[22, 111])))
+    assert found.id == "hang.store.no-listener" and found.hosts == ("gpu01",) and blamed(found) == [("gpu01", 0)]
+    assert found.title == (
+        "nobody listens on port 29500 of gpu01, where ranks 1-3 look for the store; rank 0, which should, was not found"
+    )
+    assert found.evidence[0].text == "port 29500 is not among those that listen: 22, 111" and found.confidence == 0.9
+    for there in (
+        {},
+        {"listening": [22, 29500]},
+        {"listening": [22], "namespace": "net:[9]"},
+    ):  # unknown, or a container
+        answer = examine(bundle(*ranks, **there))
+        assert answer.verdict == "not-known" and "rank 0 of 4 was not found" in answer.sentence, answer.sentence
+    elsewhere = [asks_for_the_store(rank, MASTER_ADDR="gpu09") for rank in (1, 2, 3)]
+    assert examine(bundle(*elsewhere, listening=[22])).verdict == "not-known"  # a host that was not looked at
+    at_work = process(
+        0, OWN, environment={"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500"}
+    )
+    assert (
+        first(examine(bundle(at_work, *ranks, listening=[22]))).id == "hang.elsewhere"
+    )  # it will listen when it comes
+
+
+def test_a_rank_that_is_gone_is_why_nobody_listens() -> None:
+    ranks = [process(rank, STARTS, connections=[]) for rank in (1, 2, 3)]
+    found = first(examine(bundle(*ranks, listening=[22])))
+    assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 0)]
+
+
+def test_a_host_that_has_no_rank_is_named_beside_the_ranks_that_were_not_found() -> None:
+    answer = examine(bundle(*(asks_for_the_store(rank) for rank in (0, 1))))
+    assert answer.verdict == "not-known" and answer.sentence.endswith(
+        "ranks 2-3 of 4 were not found, and gpu02 has none"
+    )
 
 
 SYNC = [
