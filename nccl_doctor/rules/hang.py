@@ -133,20 +133,23 @@ def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
 
 def _nothing_found(hosts: tuple[engine.Host, ...]) -> tuple[str, str]:
     """Verdict and sentence where no rank was found: there is no job only where none can have been overlooked."""
-    found = engine.facts_of(hosts, Job).values()
-    refused = sum(fact.refused.count for fact in found)
+    found = engine.facts_of(hosts, Job)
+    refused = sum(fact.refused.count for fact in found.values())
     if refused:
         return (
             "not-known",
             f"no rank is visible to this user: {refused} Python processes of others may not be read "
             "(log in as the job's user, or as root)",
         )
-    seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
+    seen = "" if all(fact.uid == 0 for fact in found.values()) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
-    spawned = sum(fact.unnumbered for fact in found)
+    spawned = sum(fact.unnumbered for fact in found.values())
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
+    started = [name for name, fact in found.items() if any(item.role == "launcher" for item in fact.processes)]
+    if started:
+        return "not-known", f"no rank was found, but torchrun runs on {fold(started)}: see what it says in its log"
     told = f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
     return "not-known" if spawned else "no-job", told
 

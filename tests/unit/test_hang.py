@@ -514,12 +514,19 @@ AGENT = "/opt/env/lib/python3.11/site-packages/torch/distributed/elastic/agent/s
 MEETS = [("_delay", "/x/rendezvous/utils.py", 181), ("SimpleElasticAgent._rendezvous", AGENT, 528)]
 
 
-def torchruns(*options: str | None) -> Bundle:
+def torchruns(*options: str | None, **facts: Any) -> Bundle:
     """A fleet of gpu01, gpu02, ... on which torchrun waits with these options; None is a host without any."""
     hosts = []
     for number, text in enumerate(options, 1):
         words = dict(item.split("=") for item in (text or "").split())
-        more = {"role": "launcher", "script": "torchrun", "environment": {}, "connections": [], "options": words}
+        more = {
+            "role": "launcher",
+            "script": "torchrun",
+            "environment": {},
+            "connections": [],
+            "options": words,
+            **facts,
+        }
         found = [{**process(0, MEETS), **more, "pid": 70 + number, "start_ticks": number}] if text is not None else []
         data = {"interval_s": 3.0, "processes": found}
         hosts.append(HostFacts(f"gpu{number:02}", Reach(ReachOutcome.OK), {"job": ProbeResult(Outcome.OK, data)}))
@@ -542,6 +549,14 @@ def test_whom_torchruns_wait_for(options: tuple[str | None, ...], id: str, hosts
     found = first(examine(torchruns(*options)))
     assert (found.id, found.hosts) == (id, hosts) and words in found.title
     assert found.evidence[0].text.startswith("torchrun --")
+
+
+def test_torchruns_without_stacks_wait_where_they_have_started_no_rank() -> None:
+    found = first(examine(torchruns(HERE, HERE, None, stacks=[None, None])))
+    assert (found.id, found.hosts, found.confidence) == ("hang.rendezvous", ("gpu03",), 0.6)
+    assert found.evidence[1].text == "it has started no rank; its stack was not taken"
+    answer = examine(torchruns("nnodes=1", stacks=[None, None]))  # it may be about to
+    assert answer.verdict == "not-known" and "torchrun runs on gpu01" in answer.sentence and int(answer.exit_code) == 4
 
 
 def test_torchruns_whose_others_were_not_looked_at_accuse_nobody() -> None:
