@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
@@ -10,7 +11,7 @@ from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, 
 from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import EARLY_S, QUOTED, WAITING, place_of, places, quoted, ranks_of, silence
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
-from nccl_doctor.rules.running_jobs import LOOPBACK, jobs_of, processes_of
+from nccl_doctor.rules.running_jobs import LOOPBACK, STARTING, jobs_of, processes_of
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -75,16 +76,21 @@ def _common_host(links: Sequence[Link], job: RunningJob) -> tuple[str, ...]:
     return tuple(common) if len(common) == 1 else ()
 
 
-@fleet_rule("job", "hang.store", "hang.store.no-listener")
+@fleet_rule("job", "hang.store", "hang.store.no-listener", "hang.store.places")
 def store(fleet: Fleet) -> Iterator[Finding]:
     """Whoever starts reaches the store: rank 0 listens on MASTER_PORT, and MASTER_ADDR leads there from every host.
 
     Where it leads elsewhere (the first host of another job, a node that the scheduler left out, a loopback address),
     each rank asks there again and again until its time-out, and prints nothing. So it does where nobody listens there at
     all: rank 0 was never started, or has ended. That is told of a host that was looked at. Otherwise only where rank 0
-    itself serves the store, as without torchrun, and a variable tells the port.
+    itself serves the store, as without torchrun, and a variable tells the port. Ranks that start with different addresses or
+    ports, and are one world together, are told as one job.
     """
     for job in jobs_of(fleet):
+        told = _told_places(job)
+        if len(told) > 1 and not all(map(_has_asked, job.ranks.values())):
+            yield _different_places(job, told)
+            continue
         first = job.ranks.get(0)
         port = next(iter(job.ranks.values())).process.environment.get("MASTER_PORT", "")
         if not port.isdecimal():
@@ -92,7 +98,7 @@ def store(fleet: Fleet) -> Iterator[Finding]:
         outside = [
             rank
             for rank in job.ranks.values()
-            if rank.stays and rank.now.name == "init_process_group" and not _ends_at(rank, port, "ESTABLISHED")
+            if rank.stays and rank.now.name == STARTING and not _ends_at(rank, port, "ESTABLISHED")
         ]
         if first is None or not _ends_at(first, port, "LISTEN"):
             if outside and (first is None or first in outside):
@@ -102,6 +108,51 @@ def store(fleet: Fleet) -> Iterator[Finding]:
             outside = [rank for rank in outside if not _ends_at(rank, port, "SYN_SENT")]
         if outside:
             yield _outside(job, first, outside)
+
+
+def _told_places(job: RunningJob) -> dict[str, list[Rank]]:
+    """Where the ranks that start were told to look for the store -> these ranks. A loopback address is each host's own."""
+    found: dict[str, list[Rank]] = defaultdict(list)
+    for rank in job.ranks.values():
+        if rank.now.name == STARTING and (address := rank.process.environment.get("MASTER_ADDR", "")):
+            own = f" (of {rank.host} itself)" if address.startswith(LOOPBACK) else ""
+            found[f"{address}:{rank.process.environment.get('MASTER_PORT', '?')}{own}"].append(rank)
+    return found
+
+
+def _has_asked(rank: Rank) -> bool:
+    """Whether it has a connection to where it was told, or has sent for one: two names may lead to one store."""
+    port = rank.process.environment.get("MASTER_PORT", "")
+    return _ends_at(rank, port, "ESTABLISHED") or _ends_at(rank, port, "SYN_SENT")
+
+
+def _different_places(job: RunningJob, told: dict[str, list[Rank]]) -> Finding:
+    """Those who are fewer than all others are blamed, else all: nothing tells which place is meant."""
+    *odd, most = sorted(told.values(), key=len)
+    few_ranks = [rank for ranks in odd for rank in ranks]
+    blamed = few_ranks if len(few_ranks) < len(most) else [*few_ranks, *most]
+    where = [f"{ranks_of(ranks)} at {place}" for place, ranks in told.items()]
+    return finding(
+        "hang.store.places",
+        Severity.FAIL,
+        f"the ranks look for the store in different places: {few(where, 4)}",
+        [
+            rank.evidence(
+                " ".join(f"{name}={rank.process.environment.get(name, '')}" for name in ("MASTER_ADDR", "MASTER_PORT")),
+                f"/proc/{rank.process.pid}/environ",
+            )
+            for rank in (ranks[0] for ranks in told.values())
+        ],
+        confidence=0.9 if min(rank.process.age_s for rank in blamed) > EARLY_S else 0.6,
+        hosts=sorted({rank.host for rank in blamed}),
+        places=places(sorted(blamed, key=lambda rank: rank.number)),
+        fixes=(
+            Fix(
+                "give all ranks one MASTER_ADDR, an address of rank 0's host that is not loopback, and one MASTER_PORT"
+            ),
+        ),
+        explains=(WAITING, "hang.network.connecting", "hang.rank-gone"),
+    )
 
 
 def _unserved(job: RunningJob, fleet: Fleet, outside: Sequence[Rank], port: str) -> Iterator[Finding]:

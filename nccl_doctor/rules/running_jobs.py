@@ -18,6 +18,7 @@ from nccl_doctor.rules.ranks import GpuUse, Link, Rank, RunningJob
 
 _ADOPTERS = ("systemd", "slurmstepd")  # parents of processes whose own has ended, beside process 1
 LOOPBACK = ("localhost", "127.", "::1")
+STARTING = "init_process_group"
 
 
 def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
@@ -45,11 +46,29 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
             )
             rank = Rank(number, host, process, looks(process), children, gpus.get((host, process.pid), ()))
             grouped[_key(host, process), variables.world(process) or 0].append(rank)
+    _join(grouped)
     gone = {name: facts.reach for name, facts in hosts[0].gone.items()} if hosts else {}
     built = [_build(id, world, members, facts, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
+
+
+def _join(grouped: dict[tuple[str, int], list[Rank]]) -> None:
+    """Make one job of ranks that were told different places of the store: together they are one world, and all start.
+
+    Each part lacks ranks that another one has, of the same script and user: the job is the one with rank 0.
+    """
+    parts: dict[tuple[int, str, int], list[str]] = defaultdict(list)
+    for (id, world), members in grouped.items():
+        if all(rank.now.name == STARTING for rank in members):
+            parts[world, members[0].process.script, members[0].process.uid].append(id)
+    for (world, _, _), ids in parts.items():
+        homes = sorted((rank.number, id) for id in ids for rank in grouped[id, world])
+        if len(ids) > 1 and len(homes) == world and [number for number, _ in homes] == list(range(world)):
+            home = homes[0][1]
+            for id in set(ids) - {home}:
+                grouped[home, world] += grouped.pop((id, world))
 
 
 def _outlived_its_rank(process: Process) -> bool:

@@ -688,6 +688,30 @@ def test_where_nobody_listens_for_the_ranks_that_start_the_host_and_the_port_are
     )  # it will listen when it comes
 
 
+def test_ranks_that_were_told_different_places_of_the_store_are_one_job() -> None:
+    def at(*ports: str, address: str = "gpu01", **more: Any) -> Hang:
+        ranks = [
+            {**asks_for_the_store(rank, MASTER_PORT=port, MASTER_ADDR=address), **more}
+            for rank, port in enumerate(ports)
+        ]
+        return examine(bundle(*ranks, listening=[22]))
+
+    answer = at("29501", "29500", "29500", "29500")
+    found = first(answer)
+    assert found.id == "hang.store.places" and blamed(found) == [("gpu01", 0)] and len(answer.jobs) == 1
+    assert found.title.endswith("different places: rank 0 at gpu01:29501, ranks 1-3 at gpu01:29500")
+    assert {item.text for item in found.evidence} == {
+        f"MASTER_ADDR=gpu01 MASTER_PORT={port}" for port in (29500, 29501)
+    }
+    alone = first(at(*["29500"] * 4, address="localhost"))
+    assert alone.id == "hang.store.places" and len(blamed(alone)) == 4 and "(of gpu02 itself)" in alone.title
+    # Two names of one store: all are connected, and something else is wrong.
+    connected = [{"local": "10.0.0.1:5", "peer": f"10.0.0.1:2950{number}", "state": "ESTABLISHED"} for number in (0, 1)]
+    same = at("29501", "29500", "29500", "29500", connections=connected)
+    assert "hang.store.places" not in {item.id for item in same.report.findings}
+    assert at("29501", "29500", "29500").verdict == "several-jobs"  # not a whole world
+
+
 def test_a_rank_that_is_gone_is_why_nobody_listens() -> None:
     ranks = [process(rank, STARTS, connections=[]) for rank in (1, 2, 3)]
     found = first(examine(bundle(*ranks, listening=[22])))
