@@ -22,7 +22,10 @@ AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
 GAPS = 500
 _BUSY_LEVELS = ("temperature_c", "power_w", "clock_sm_mhz")
-_GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries")
+_GPU_COUNTERS = (
+    "pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries", "nvlink_failed_recoveries",
+    "nvlink_integrity_errors",
+)  # fmt: skip
 
 
 def whole(number: float | None) -> int | None:

@@ -272,8 +272,33 @@ def test_counters_that_a_gpu_does_not_have_are_no_gap() -> None:
             for field in ("ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries"):
                 del sample[field]
                 sample["refused"][field] = "not supported"
+            sample["refused"] |= dict.fromkeys(("nvlink_failed_recoveries", "nvlink_integrity_errors"), "not supported")
 
     assert clean(told(watched.bundle(gpu_changes={"gpu01": consumer, "gpu02": consumer})))
+
+
+def test_nvlink_5_has_counters_of_its_own_without_which_its_errors_are_unknown() -> None:
+    def fifth(**counters: int | str) -> Change:
+        def change(now_s: float, step: dict[str, Any]) -> None:
+            for sample in step["samples"]:
+                for field in ("nvlink_replays", "nvlink_recoveries"):
+                    del sample[field]
+                    sample["refused"][field] = "not supported"
+                if why := counters.get("refused"):
+                    sample["refused"]["nvlink_failed_recoveries"] = why
+                elif counters:
+                    risen = counters if now_s > 60 and sample["index"] == 1 else {}
+                    sample |= {"nvlink_failed_recoveries": 0, "nvlink_integrity_errors": 3, **risen}
+
+        return change
+
+    sound, bad = fifth(nvlink_integrity_errors=4), fifth(nvlink_failed_recoveries=1)
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": sound})))
+    found = only(told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": bad})))
+    assert found.id == "gpu.nvlink.errors" and "1 failed NVLink recoveries" in found.title
+    for unseen in (fifth(), fifth(refused="18 NVLinks are up, and NVML tells no error counter of any")):
+        answer = told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": unseen}))
+        assert answer.report.verdict == "incomplete" and ("GPU error counters over time", ("gpu02",)) in gaps(answer)
 
 
 def test_gpu_memory_that_is_all_but_full() -> None:
