@@ -183,7 +183,8 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
     """No rank ended while others of its job went on, and none was gone before. Ranks of a job that ends do so together.
 
     Where one is left, or fewer than half, they may still write the last checkpoint: a warning, and unknown where they do
-    so at the end. A rank was gone before where the other ranks of its host say that it must be there.
+    so at the end. A rank was gone before where the other ranks of its host say that it must be there. Of a job of which
+    all ranks have ended nobody saw whether it was done or has failed: unknown.
     """
     watches, jobs = fleet.every(Watch), jobs_of(fleet)
     for host, fact in fleet.every(Job).items():
@@ -203,6 +204,10 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
         seen = {number: series for number, rank in job.ranks.items() if (series := series_of(watches, rank))}
         lived_s = sorted(series.last_s for series in seen.values())
         left = sum(series.ended_s is None for series in seen.values())
+        if seen and not left:
+            ended = duration(max(series.ended_s or 0.0 for series in seen.values()))
+            why = f"all its ranks had ended after {ended}: its log says why"
+            fleet.lack(f"whether job {job.id} was done or has failed", why, *job.hosts)
         for host, numbers in job.gone.items() if left else ():
             if min(rank.process.age_s for rank in job.ranks.values() if rank.host == host) < YOUNG_S:
                 fleet.lack(f"ranks {ranges(numbers)} of job {job.id}", "it was just being started", host)

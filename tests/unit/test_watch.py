@@ -218,7 +218,7 @@ def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
     gone = during(100, 999, all_gpus(utilization_percent=0, throttle_reasons=1))
     hosts = ("gpu01", "gpu02")
     answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
-    assert clean(answer)
+    assert not answer.report.causes
     assert [event.text for event in answer.events] == [
         f"ranks {ranks} (train.py) have ended" for ranks in ("0-3", "4-7")
     ]
@@ -393,12 +393,16 @@ def test_a_rank_that_ended_while_the_others_went_on() -> None:
     assert [(event.kind, event.host) for event in answer.events] == [("rank-ended", "gpu02")]
 
 
-def test_ranks_that_end_with_their_job_are_no_fault() -> None:
+def test_ranks_that_end_with_their_job_are_no_fault_and_nobody_saw_whether_it_was_done() -> None:
     def die(now_s: float, sample: dict[str, Any]) -> None:
         if now_s > 100:
             sample["ranks"] = {}
 
-    assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
+    answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die)))
+    assert not answer.report.causes and answer.report.verdict == "incomplete"
+    (gap,) = answer.report.unknown
+    assert (gap.what, gap.hosts) == ("whether job gpu01:29500 was done or has failed", ("gpu01", "gpu02"))
+    assert gap.why == "all its ranks had ended after 105 s: its log says why"
 
 
 def left_alone(end_s: float) -> Change:
@@ -416,7 +420,8 @@ def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning
     names = ("gpu01", "gpu02")[:hosts]
     over = told(watched.bundle(dict.fromkeys(names, left_alone(120)), hosts=hosts, ranks=ranks))
     warned = [("hang.rank-gone.ended", Severity.WARN)] * (hosts * ranks - 1)
-    assert [(item.id, item.severity) for item in over.report.causes] == warned and not over.report.unknown
+    assert [(item.id, item.severity) for item in over.report.causes] == warned
+    assert {what for what, _ in gaps(over)} == {"whether job gpu01:29500 was done or has failed"}
     assert over.report.causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
     still = told(watched.bundle(dict.fromkeys(names, left_alone(999)), hosts=hosts, ranks=ranks))
     assert [(item.id, item.severity) for item in still.report.causes] == warned
@@ -448,7 +453,9 @@ def test_a_rank_that_ended_before_the_first_look_is_known_by_what_the_others_of_
     young = told(watched.bundle({"gpu02": never_found(4005, age_s=20.0)}))
     assert not young.report.causes and gaps(young) == {("ranks 5 of job gpu01:29500", ("gpu02",))}
     over = dict.fromkeys(("gpu01", "gpu02"), both(never_found(4005), during(100, 999, never_found(*range(4000, 4008)))))
-    assert clean(told(watched.bundle(over))), "who was the first to end, nobody saw"
+    ended = told(watched.bundle(over))
+    assert not ended.report.causes, "who was the first to end, nobody saw"
+    assert gaps(ended) == {("whether job gpu01:29500 was done or has failed", ("gpu01", "gpu02"))}
 
 
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:
