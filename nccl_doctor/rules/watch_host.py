@@ -255,6 +255,39 @@ def _why_ended(job: RunningJob) -> tuple[str, str]:
     return f"why ranks of job {job.id} ended", "it may be at its end: others go on"
 
 
+@fleet_rule(WATCH, "hang.stopped", "hang.stopped.traced")
+def ranks_run(fleet: Fleet) -> Iterator[Finding]:
+    """No rank is stopped by a signal or held by a debugger at the end: all others wait for it. For a moment it is a warning."""
+    watches = fleet.every(Watch)
+    fleet.every(Job)
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            series, reading = series_of(watches, rank), rank.process.readings[-1]
+            if series and series.ended_s is None and reading is None:
+                fleet.lack(f"whether {rank.label} runs", "its state was not told", rank.host)
+            if series is None or reading is None or reading.state not in ("T", "t"):
+                continue
+            from_s = series.last_s if series.stopped_s is None else series.stopped_s
+            lasted, traced = series.last_s - from_s, reading.state == "t"
+            yield finding(
+                "hang.stopped.traced" if traced else "hang.stopped",
+                Severity.FAIL if lasted >= value("watch.rank-ended") else Severity.WARN,
+                f"{rank.label} of {rank.process.script or 'the job'} is "
+                f"{'held by a debugger' if traced else 'stopped by a signal'}, for {duration(lasted)} so far",
+                Evidence(
+                    f"state {reading.state} from {from_s:.0f} s to {series.last_s:.0f} s of the watch",
+                    f"/proc/{series.pid}/stat",
+                    host=rank.host,
+                ),
+                places=places([rank]),
+                fixes=(
+                    Fix("see who holds it", f"grep TracerPid /proc/{series.pid}/status", rank.host)
+                    if traced
+                    else Fix("let it go on", f"kill -CONT {series.pid}", rank.host, risky=True),
+                ),
+            )
+
+
 @host_rule(WATCH)
 def kernel_log_read(host: Host, plan: Plan) -> Iterator[Finding]:
     """All of the kernel log could be read while the host was watched (what it says is other rules' business)."""

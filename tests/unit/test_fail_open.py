@@ -280,6 +280,7 @@ NOT_TOLD = {
     "watch.Event": "of what happens",
     "watch.Gap": "of a host that fell silent",
     "watch.RankSeries.ended_s": "of a rank that ended",
+    "watch.RankSeries.stopped_s": "of a rank that is stopped",
 }
 
 

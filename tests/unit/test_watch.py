@@ -405,6 +405,27 @@ def test_ranks_that_end_with_their_job_are_no_fault_and_nobody_saw_whether_it_wa
     assert gap.why == "all its ranks had ended after 105 s: its log says why"
 
 
+@pytest.mark.parametrize(
+    ("until_s", "severity"), [(999, Severity.FAIL), (100, None)], ids=["to the end", "for a while"]
+)
+def test_a_rank_that_is_stopped_holds_the_others(until_s: float, severity: Severity | None) -> None:
+    def stop(now_s: float, sample: dict[str, Any]) -> None:
+        sample["ranks"]["4005"]["state"] = "T" if 60 < now_s < until_s else "S"
+
+    answer = told(watched.bundle({"gpu02": stop}))
+    words = ["rank 5 (pid 4005, train.py) is stopped", "rank 5 (pid 4005, train.py) is running again"]
+    assert [event.text for event in answer.events] == words[: 2 if severity is None else 1]
+    if severity is None:
+        assert clean(answer)
+    else:
+        found = only(answer)
+        assert (found.id, found.severity, found.hosts) == ("hang.stopped", severity, ("gpu02",))
+        assert (
+            "rank 5 (pid 4005) of train.py is stopped by a signal, for " in found.title
+            and "state T from 65 s" in found.evidence[0].text
+        )
+
+
 def left_alone(end_s: float) -> Change:
     """Rank 0 goes on until then, all others end after 60 s."""
 
