@@ -1490,6 +1490,14 @@ def test_a_saved_bundle_is_judged_again_on_the_console_and_as_json(tmp_path: Pat
     }  # fmt: skip
 
 
+def test_of_a_job_that_moves_it_is_told_what_to_ask_next(tmp_path: Path) -> None:
+    ranks = four()
+    ranks[0]["connections"][0].update(moved_bytes=4 << 20)
+    bundles.write(bundle(*ranks), tmp_path / "hang.ndb")
+    told = CliRunner().invoke(cli.app, ["hang", "--from", str(tmp_path / "hang.ndb")])
+    assert told.exit_code == 4 and "if it is only slow: nccl-doctor watch tells which host lags" in told.output
+
+
 def test_a_digit_that_is_no_decimal_number_numbers_no_rank() -> None:
     process = Process(7, 1, "rank", environment={"LOCAL_RANK": "\u00b2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     assert rank_variables.local_rank(process) == 1
