@@ -55,20 +55,36 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
 
 
 def _join(grouped: dict[tuple[str, int], list[Rank]]) -> None:
-    """Make one job of ranks that were told different places of the store: together they are one world, and all start.
+    """Make one job of ranks that were told different places of the store, or one by different names, in that with the first rank.
 
-    Each part lacks ranks that another one has, of the same script and user: the job is the one with rank 0.
+    They are of one script, user and size of world, and no number is there twice. Either they are connected, or together
+    they are the whole world, and all start.
     """
-    parts: dict[tuple[int, str, int], list[str]] = defaultdict(list)
+    alike: dict[tuple[int, str, int], list[str]] = defaultdict(list)
     for (id, world), members in grouped.items():
-        if all(rank.now.name == STARTING for rank in members):
-            parts[world, members[0].process.script, members[0].process.uid].append(id)
-    for (world, _, _), ids in parts.items():
-        homes = sorted((rank.number, id) for id in ids for rank in grouped[id, world])
-        if len(ids) > 1 and len(homes) == world and [number for number, _ in homes] == list(range(world)):
-            home = homes[0][1]
-            for id in set(ids) - {home}:
+        alike[world, members[0].process.script, members[0].process.uid].append(id)
+    for (world, _, _), ids in alike.items():
+        if len(ids) < 2:
+            continue
+        every = sorted((rank.number, id) for id in ids for rank in grouped[id, world])
+        starts = all(rank.now.name == STARTING for id in ids for rank in grouped[id, world])
+        whole = starts and len(every) == world and [number for number, _ in every] == list(range(world))
+        home = every[0][1]
+        for id in sorted(set(ids) - {home}):
+            numbers = {rank.number for rank in grouped[id, world]}
+            twice = any(rank.number in numbers for rank in grouped[home, world])
+            if whole or (not twice and _connected(grouped[home, world], grouped[id, world])):
                 grouped[home, world] += grouped.pop((id, world))
+
+
+def _connected(some: Iterable[Rank], others: Iterable[Rank]) -> bool:
+    """Whether a connection leads from one of these ranks to one of the others."""
+    ends = {(one.local, one.peer) for rank in some for one in rank.process.connections}
+    return any(
+        (one.peer, one.local) in ends and not one.local.startswith("127.")
+        for rank in others
+        for one in rank.process.connections
+    )
 
 
 def _outlived_its_rank(process: Process) -> bool:

@@ -712,6 +712,19 @@ def test_ranks_that_were_told_different_places_of_the_store_are_one_job() -> Non
     assert at("29501", "29500", "29500").verdict == "several-jobs"  # not a whole world
 
 
+def test_one_store_under_two_names_is_one_job_where_its_ranks_are_connected() -> None:
+    def ranks(**more: Any) -> list[dict[str, Any]]:
+        found = four(r2=process(2, OWN, **more), r3=process(3, **more))
+        for item in found[2:]:
+            item["environment"]["MASTER_ADDR"] = "10.0.0.1"
+        return found
+
+    answer = examine(bundle(*ranks()))
+    assert first(answer).id == "hang.elsewhere" and blamed(first(answer)) == [("gpu02", 2)]
+    assert [(job.id, job.found) for job in answer.jobs] == [("gpu01:29500", 4)]
+    assert examine(bundle(*ranks(connections=[]))).verdict == "several-jobs"
+
+
 def test_a_rank_that_is_gone_is_why_nobody_listens() -> None:
     ranks = [process(rank, STARTS, connections=[]) for rank in (1, 2, 3)]
     found = first(examine(bundle(*ranks, listening=[22])))
