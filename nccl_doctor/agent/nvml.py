@@ -101,6 +101,9 @@ _SAMPLED = (
     "ecc_uncorrected_volatile",
 )
 _SAMPLED_FIELDS = {52: "nvlink_replays", 59: "nvlink_recoveries"}  # NVML_FI_DEV_NVLINK_*_ERROR_COUNT_TOTAL
+# The same of one link, and what NVLink 5 has instead: of GPUs that tell no totals, summed over their links.
+_SAMPLED_LINK_ERRORS = (("nvlink_replays", 0), ("nvlink_recoveries", 1))
+_SAMPLED_NVLINK5 = ("nvlink_failed_recoveries", "nvlink_integrity_errors")  # in the order of _NVLINK5_ERRORS
 _FIELD_MEMORY_TEMPERATURE = 82
 _FIELD_RECOVERY_ACTION = 230
 
@@ -244,15 +247,22 @@ def sample(nvml: Any, report: Report, every_s: float) -> None:
         if handle is not None:
             # Which GPU has an index changes where one is lost, and NVML is started again.
             _address(asker, handle)
-            gpus.append((index, asker.into["bus_id"], handle))
+            states = [
+                asker.ask("links", "nvmlDeviceGetNvLinkState", handle, link)
+                for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+            ]
+            links = [link for link, state in enumerate(states) if state]
+            gpus.append((index, asker.into["bus_id"], handle, links))
     while True:
         started = time.monotonic()
-        told = [dict(_sample(nvml, report, index, handle), index=index, bus_id=bus) for index, bus, handle in gpus]
+        told = [
+            dict(_sample(nvml, report, index, handle, up), index=index, bus_id=bus) for index, bus, handle, up in gpus
+        ]
         report({"samples": told, "at_s": started, "cost_s": sum(os.times()[:2])})
         time.sleep(max(0.0, started + every_s - time.monotonic()))
 
 
-def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any]:
+def _sample(nvml: Any, report: Report, index: int, handle: Any, links: Sequence[int]) -> Dict[str, Any]:
     asker = _Asker(nvml, report, index, {})
     gpu = _simple(asker, handle, _SAMPLED)
     gpu["utilization_percent"] = _utilization(asker, handle)
@@ -264,9 +274,37 @@ def _sample(nvml: Any, report: Report, index: int, handle: Any) -> Dict[str, Any
             gpu[field] = int(value.value.ullVal)
         else:
             asker._file(field, call, "NVML error %d" % value.nvmlReturn, value.nvmlReturn)
+    if not links:
+        asker._refuse("not_supported", " ".join(_SAMPLED_NVLINK5))
+    elif not any(field in gpu for field in _SAMPLED_FIELDS.values()):
+        _sum_over_links(asker, handle, gpu, links)
     told = {name: value for name, value in gpu.items() if value is not None}
     refused = {name: why.replace("_", " ") for why in ("not_supported", "not_permitted") for name in asker.into[why]}
     return dict(told, refused={**refused, **asker.into["errors"]})
+
+
+def _sum_over_links(asker: _Asker, handle: Any, gpu: Dict[str, Any], links: Sequence[int]) -> None:
+    """The error counters of NVLinks that are up, one by one; that none of them has any is no GPU without errors."""
+    for name, counter in _SAMPLED_LINK_ERRORS:
+        counts = [asker.ask(name, "nvmlDeviceGetNvLinkErrorCounter", handle, link, counter) for link in links]
+        told = [int(count) for count in counts if count is not None]
+        gpu[name] = sum(told) if told else None
+    if all(gpu[name] is None for name, _ in _SAMPLED_LINK_ERRORS):
+        call = "nvmlDeviceGetFieldValues"
+        for name, (_, field) in zip(_SAMPLED_NVLINK5, _NVLINK5_ERRORS):
+            values = asker.ask(name, call, handle, [(field, link) for link in links]) or ()
+            gpu[name] = sum(int(value.value.ullVal) for value in values if value.nvmlReturn == 0)
+            for value in values:
+                if value.nvmlReturn != 0:
+                    asker._file(name, call, "field %d: NVML error %d" % (field, value.nvmlReturn), value.nvmlReturn)
+            if all(value.nvmlReturn != 0 for value in values):
+                gpu[name] = None
+    names = {*(name for name, _ in _SAMPLED_LINK_ERRORS), *_SAMPLED_NVLINK5}
+    if all(gpu.get(name) is None for name in names) and not names & {
+        *asker.into["errors"],
+        *asker.into["not_permitted"],
+    }:
+        asker._fail(_SAMPLED_NVLINK5[0], "%d NVLinks are up, and NVML tells no error counter of any" % len(links))
 
 
 def bus_id(text: str) -> str:

@@ -117,7 +117,9 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep this run, as a baseline for later ones.")
     ] = None,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare with a saved run.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with a saved run: slower is exit code 11.")
+    ] = None,
     min_busbw: Annotated[
         float,
         typer.Option(show_default=False, metavar="GB/S", help="Less at the largest size is slow, and exit code 11."),
@@ -127,7 +129,8 @@ def bench(
         _options.choice(
             "slow",
             "never",
-            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged. [default: only by --min-busbw]",
+            help="slow: exit 11 if slow or with any finding, 4 if it cannot be judged. "
+            "[default: only by --min-busbw or --baseline]",
         ),
     ] = None,
     verbose: _options.Verbose = False,
@@ -323,7 +326,7 @@ class _Telling:
         from nccl_doctor.bench.outcome import write
         from nccl_doctor.report.bench_plot import write_plot
 
-        code = exit_code(outcome, self.fail_on)
+        code = exit_code(outcome, self.fail_on, compared=self.before is not None)
         runs = [("this run", outcome)] + ([("baseline", self.before)] if self.before else [])
         not_saved = _trouble("--save", self.save, lambda path: write(outcome, path))
         not_plotted = _trouble("--plot", self.plot, lambda path: write_plot(path, runs))
@@ -364,10 +367,11 @@ def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> s
     return ""
 
 
-def exit_code(outcome: Outcome, fail_on: str | None) -> ExitCode:
+def exit_code(outcome: Outcome, fail_on: str | None, *, compared: bool = False) -> ExitCode:
     """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it.
 
-    Who names a bandwidth (``--min-busbw``) and no ``--fail-on`` asks for that bandwidth, and for nothing else.
+    Who names a bandwidth (``--min-busbw``) or a run (``--baseline``: ``compared``) and no ``--fail-on`` asks for what that
+    had, and for nothing else.
     """
     from nccl_doctor.bench.outcome import INTERRUPTED
 
@@ -381,7 +385,7 @@ def exit_code(outcome: Outcome, fail_on: str | None) -> ExitCode:
         return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
     if fail_on == "slow" and outcome.findings:  # a slow collective, host or pair, or a path worse than the hosts offer
         return ExitCode.FINDINGS
-    gated = fail_on == "slow" or (fail_on is None and outcome.min_busbw > 0)
+    gated = fail_on == "slow" or (fail_on is None and (outcome.min_busbw > 0 or compared))
     if gated and any(item.kind == "slow" for item in outcome.verdicts):
         return ExitCode.FINDINGS
     if gated and any(item.kind == "cannot-judge" for item in outcome.verdicts):

@@ -20,9 +20,13 @@ BUSY_PERCENT = 50  # of utilisation, in one sample
 FULL_SHARE = 0.9  # of an interface's rate: headers and pauses take the rest
 AGAIN_S = 60.0  # a throttle that comes and goes within it is told once
 POINTS = 120
+STOPPED = ("T", "t")  # states: by a signal, by a debugger
 GAPS = 500
 _BUSY_LEVELS = ("temperature_c", "power_w", "clock_sm_mhz")
-_GPU_COUNTERS = ("pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries")
+_GPU_COUNTERS = (
+    "pcie_replays", "ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries", "nvlink_failed_recoveries",
+    "nvlink_integrity_errors",
+)  # fmt: skip
 
 
 def whole(number: float | None) -> int | None:
@@ -265,6 +269,7 @@ class RankFold:
         self.samples = 0
         self.cpu, self.resident = Running(), Series()
         self.ended_s: float | None = None
+        self.stopped_s: float | None = None
         self._last = at_s, told  # by the host's clock
 
     def take(self, process: Process, told: RankSample, at_s: float, now_s: float) -> None:
@@ -275,6 +280,10 @@ class RankFold:
         self.process, self._last = process, (at_s, told)
         self.resident.add(now_s, told.resident_bytes)
         self.last_s, self.samples = round(now_s, 3), self.samples + 1
+        if told.state not in STOPPED:
+            self.stopped_s = None
+        elif self.stopped_s is None:
+            self.stopped_s = self.last_s
 
     def told(self) -> Process:
         """The process at the end of the watch, as ``hang`` would tell it."""
@@ -287,5 +296,5 @@ class RankFold:
         """All of it, folded."""
         return RankSeries(
             self.process.pid, self.samples, self.first_s, self.last_s, self.ended_s, self.cpu.level(),
-            self.resident.points(), self._last[1].oom_file,
+            self.resident.points(), self._last[1].oom_file, None if self.ended_s is not None else self.stopped_s,
         )  # fmt: skip

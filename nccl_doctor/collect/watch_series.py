@@ -176,12 +176,20 @@ class HostSeries:
         for rank in ended:
             rank.ended_s = round(now_s, 3)
         if ended:
-            yield "rank-ended", _ended([rank.process for rank in ended])
+            yield "rank-ended", _told([rank.process for rank in ended], "has ended", "have ended")
+        stood = {pid for pid, rank in self.ranks.items() if rank.stopped_s is not None}
         for pid, told in sample.ranks.items():
             if pid in known:
                 if pid not in self.ranks or self.ranks[pid].ended_s is not None:
                     self.ranks[pid] = RankFold(known[pid], told, sample.at_s, now_s)
                 self.ranks[pid].take(known[pid], told, sample.at_s, now_s)
+        stands = {pid for pid in sample.ranks if pid in self.ranks and self.ranks[pid].stopped_s is not None}
+        for pids, what in ((stands - stood, "stopped"), ((stood - stands) & sample.ranks.keys(), "running again")):
+            if pids:
+                yield (
+                    "rank-stopped",
+                    _told([self.ranks[pid].process for pid in sorted(pids)], f"is {what}", f"are {what}"),
+                )
         for pid in list(self.ranks)[:-RANKS_KEPT]:  # of a job that is started over and over the last ones
             del self.ranks[pid]
 
@@ -252,10 +260,10 @@ def _result(fact: Fact) -> ProbeResult:
     return ProbeResult(Outcome.OK, msgspec.to_builtins(fact))
 
 
-def _ended(ranks: Sequence[Process]) -> str:
-    """In one line, which ranks of the host have ended: when a job ends, all of them do."""
+def _told(ranks: Sequence[Process], one_is: str, they_are: str) -> str:
+    """In one line, what became of these ranks of the host: when a job ends, all of them do."""
     numbers = [rank.environment.get("RANK", "") for rank in ranks]
     which = f"{ranges(map(int, numbers))} " if all(map(str.isdecimal, numbers)) else ""
     if len(ranks) == 1:
-        return f"{f'rank {which}' if which else 'a rank '}(pid {ranks[0].pid}, {ranks[0].script}) has ended"
-    return f"{f'ranks {which}' if which else f'{len(ranks)} ranks '}({ranks[0].script}) have ended"
+        return f"{f'rank {which}' if which else 'a rank '}(pid {ranks[0].pid}, {ranks[0].script}) {one_is}"
+    return f"{f'ranks {which}' if which else f'{len(ranks)} ranks '}({ranks[0].script}) {they_are}"

@@ -175,6 +175,7 @@ class Job(Fact, frozen=True):
     namespace: str = ""
     interval_s: float = 0.0
     refused: Refused = Refused()
+    listening: tuple[int, ...] | None = None  # TCP ports of its own network on which somebody does; None: not known
     unnumbered: int = 0  # Python processes that multiprocessing started, without a rank that could be read
     no_stacks: str = ""  # why there are none; empty: they were taken
     ras: tuple[RasAnswer, ...] = ()

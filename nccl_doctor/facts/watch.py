@@ -101,7 +101,10 @@ class NicSeries(msgspec.Struct, frozen=True):
 
 
 class RankSeries(msgspec.Struct, frozen=True):
-    """A process that bears a rank. ``ended_s``: when it was missing for the first time; None while it lives."""
+    """A process that bears a rank. ``ended_s``: when it was missing for the first time; None while it lives.
+
+    ``stopped_s``: since when it is stopped by a signal or held by a debugger; None where it is not at the end.
+    """
 
     pid: Count
     samples: Count
@@ -111,14 +114,15 @@ class RankSeries(msgspec.Struct, frozen=True):
     cpu_percent: Level | None  # of one CPU
     resident_bytes: Points
     oom_file: str  # that counts what is killed in its control group; empty: there is none
+    stopped_s: Amount | None = None
 
 
 class Event(msgspec.Struct, frozen=True):
     """Something that happened, in seconds since the watch began.
 
     ``kind``: ``kernel`` (a line of its log), ``throttle``, ``silent``, ``back``, ``unreadable`` (the first such sample),
-    ``rank-ended``, ``killed`` (for want of memory), ``link`` (it went down, is gone or back), ``gpu-lost``, ``gpus`` (NVML
-    stopped answering, or is back).
+    ``rank-ended``, ``rank-stopped`` (or it runs again), ``killed`` (for want of memory), ``link`` (it went down, is gone or
+    back), ``gpu-lost``, ``gpus`` (NVML stopped answering, or is back).
     """
 
     at_s: Amount

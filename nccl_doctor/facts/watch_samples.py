@@ -83,6 +83,8 @@ class GpuSample(msgspec.Struct, frozen=True):
     ecc_uncorrected_volatile: Count | None = None
     nvlink_replays: Count | None = None
     nvlink_recoveries: Count | None = None
+    nvlink_failed_recoveries: Count | None = None  # NVLink 5 has these two instead
+    nvlink_integrity_errors: Count | None = None
 
     @property
     def memory_share(self) -> float | None:

@@ -32,7 +32,7 @@ _MEANING = {
     ExitCode.INCOMPLETE: "nothing wrong was found, but not all that was asked for could be measured, or none of it applies",
     ExitCode.WARNINGS: "warnings only, and --strict was given",
     ExitCode.FINDINGS: "at least one finding of severity fail (explain: a cause was found; bench: less than --min-busbw, "
-    "or with --fail-on slow any finding)",
+    "slower than --baseline, or with --fail-on slow any finding)",
     ExitCode.UNDECIDED: "explain: the log shows a failure but does not decide its cause; hang: the job stands, nobody stands out",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C, SIGTERM or SIGHUP; what was measured until then was printed",
 }

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,7 +53,8 @@ def file_of(path: Path) -> Path:
 def append(path: Path, run: Run) -> None:
     """Add a run, all of it or nothing; ``HistoryError`` if that cannot be done. The file is created if need be.
 
-    The same run, judged again (``--from``), takes its own place: counted twice, one failure would be two.
+    The same run, judged again (``--from``), takes its own place: counted twice, one failure would be two. Judged by some of
+    its stages alone it changes nothing: what the others told would be lost.
     """
     file = file_of(path)
     try:
@@ -71,8 +72,10 @@ def append(path: Path, run: Run) -> None:
                     base.execute("PRAGMA journal_mode = WAL")
             base.execute("BEGIN IMMEDIATE")
             _prepare(base, file)
-            _remove_same(base, run)
-            _insert(base, run)
+            same = _same(base, run)
+            if not any(set(run.stages) < stages for stages in same.values()):
+                _remove(base, same)
+                _insert(base, run)
             base.execute("COMMIT")
     except (sqlite3.Error, OSError) as error:
         raise HistoryError(f"{file}: {_reason(error)}") from error
@@ -121,14 +124,24 @@ def _check(base: sqlite3.Connection, file: Path) -> None:
         raise HistoryError(f"{file}: schema {version}; this nccl-doctor knows schema {SCHEMA_VERSION}")
 
 
-def _remove_same(base: sqlite3.Connection, run: Run) -> None:
-    """Take away what is kept of the same measurement: of that moment, those hosts and stages."""
-    query = "SELECT id FROM run WHERE created = ? AND stages = ?"
-    for (number,) in base.execute(query, (run.created, json.dumps(run.stages))).fetchall():
+def _same(base: sqlite3.Connection, run: Run) -> dict[int, set[str]]:
+    """What is kept of the same measurement (of that moment, those hosts, and some of these stages): its number -> its stages."""
+    found = {}
+    kept = base.execute("SELECT id, stages FROM run WHERE created = ?", (run.created,)).fetchall()
+    for number, text in kept:
+        stages = set(json.loads(text))
+        if stages.isdisjoint(run.stages) and (stages or run.stages):
+            continue
         if {host for (host,) in base.execute("SELECT host FROM host WHERE run = ?", (number,))} == run.together:
-            base.execute("DELETE FROM run WHERE id = ?", (number,))
-            for table in _PARTS:
-                base.execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+            found[number] = stages
+    return found
+
+
+def _remove(base: sqlite3.Connection, runs: Iterable[int]) -> None:
+    for number in runs:
+        base.execute("DELETE FROM run WHERE id = ?", (number,))
+        for table in _PARTS:
+            base.execute(f"DELETE FROM {table} WHERE run = ?", (number,))
 
 
 def _insert(base: sqlite3.Connection, run: Run) -> None:

@@ -60,6 +60,10 @@ def render(
     else:
         for job in answer.jobs[:1]:
             print_labelled(console, "job", "green", Text(f"{visible(job.id)}   {_told(job)}"))
+        if answer.verdict == "moves":
+            console.print(
+                Text("  if it is only slow: nccl-doctor watch tells which host lags, nccl-doctor bench which link")
+            )
         report_console.body(answer.report, console, verbose)
         for line in _groups(answer.ranks, verbose):
             print_labelled(console, "ranks", "cyan", line)

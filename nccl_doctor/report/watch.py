@@ -28,7 +28,7 @@ _TOLD = ("utilization_percent", "temperature_c", "power_w", "clock_sm_mhz")
 _REMARK = 12  # columns that a name leaves to the remark
 _SHORT = ((0x40, "HOT"), (0x20, "HOT (driver)"), (0x80, "POWER BRAKE"), (0x08, "SLOWED"))
 _SEVERE = {
-    **dict.fromkeys(("killed", "rank-ended", "silent", "gpu-lost"), "bold red"),
+    **dict.fromkeys(("killed", "rank-ended", "rank-stopped", "silent", "gpu-lost"), "bold red"),
     **dict.fromkeys(("throttle", "link", "gpus"), "yellow"),
 }
 

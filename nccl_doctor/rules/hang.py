@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nccl_doctor.facts.files import printed_json
-from nccl_doctor.facts.fold import fold
+from nccl_doctor.facts.fold import fold, ranges
 from nccl_doctor.facts.job import Job
 from nccl_doctor.facts.model import Bundle, Plan
 from nccl_doctor.findings.exit_codes import ExitCode
@@ -113,7 +113,8 @@ def examine(bundle: Bundle) -> Hang:
         return _answer(bundle, "stands", f"no rank has been started: torchrun on {at} waits for others", jobs, report)
     warned = [item for item in report.causes if item.severity is Severity.WARN and item.stage == engine.JOB]
     doubtful = next((item.title for item in warned if item.id != WAITING), "")
-    verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "")
+    idle = [host.name for host in hosts if host.want(Job) and host.name not in jobs[0].hosts]
+    verdict, sentence = _without_cause(jobs[0], f"perhaps {doubtful}" if doubtful else "", idle)
     return _answer(bundle, verdict, sentence, jobs, report)
 
 
@@ -132,25 +133,35 @@ def _may_hold(item: Finding, jobs: tuple[RunningJob, ...]) -> bool:
 
 def _nothing_found(hosts: tuple[engine.Host, ...]) -> tuple[str, str]:
     """Verdict and sentence where no rank was found: there is no job only where none can have been overlooked."""
-    found = engine.facts_of(hosts, Job).values()
-    refused = sum(fact.refused.count for fact in found)
+    found = engine.facts_of(hosts, Job)
+    refused = sum(fact.refused.count for fact in found.values())
     if refused:
         return (
             "not-known",
             f"no rank is visible to this user: {refused} Python processes of others may not be read "
             "(log in as the job's user, or as root)",
         )
-    seen = "" if all(fact.uid == 0 for fact in found) else " that this user may read"
+    seen = "" if all(fact.uid == 0 for fact in found.values()) else " that this user may read"
     names = "RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK"
-    spawned = sum(fact.unnumbered for fact in found)
+    spawned = sum(fact.unnumbered for fact in found.values())
     more = (
         f"; {spawned} that multiprocessing started may be ranks: py-spy could not read their numbers" if spawned else ""
     )
+    started = [name for name, fact in found.items() if any(item.role == "launcher" for item in fact.processes)]
+    if started:
+        return "not-known", f"no rank was found, but torchrun runs on {fold(started)}: see what it says in its log"
     told = f"no process{seen} on {fold(host.name for host in hosts)} has {names} in its environment{more}"
     return "not-known" if spawned else "no-job", told
 
 
-def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:
+def _absent(job: RunningJob, idle: list[str]) -> str:
+    """Which ranks of the world were not found; ``idle``: hosts that were looked at and have no rank of it."""
+    ranks, were = ("ranks", "were") if len(job.missing) > 1 else ("rank", "was")
+    have = f", and {fold(idle)} {'have' if len(idle) > 1 else 'has'} none" if idle else ""
+    return f"{ranks} {ranges(job.missing)} of {job.world} {were} not found{have}"
+
+
+def _without_cause(job: RunningJob, perhaps: str, idle: list[str]) -> tuple[str, str]:
     """Verdict and sentence where no finding is sure enough to blame anybody; ``perhaps`` says what the first one suspects."""
     interval = f"{job.interval_s:.1f} s"
     who = f"{len(job.waiting)} of {len(job.ranks)} ranks found wait"
@@ -175,10 +186,11 @@ def _without_cause(job: RunningJob, perhaps: str) -> tuple[str, str]:
     if job.stands:
         silent = f", and no byte has moved between them for {duration(job.silent_s)}" if job.silent_s else ""
         return "stands", f"job {job.id}: {who}{silent}; {perhaps or 'none of them stands out'}"
+    absent = _absent(job, idle) if job.missing else ""
     if not job.waiting:
         known = "no rank found waits for others in a call that is known"
         return "not-known", f"job {job.id}: {known}; {perhaps or 'see what each does'}"
-    return "not-known", f"job {job.id}: {who}; {perhaps or 'what they wait for could not be seen'}"
+    return "not-known", f"job {job.id}: {who}; {perhaps or absent or 'what they wait for could not be seen'}"
 
 
 def _answer(

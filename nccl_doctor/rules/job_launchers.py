@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import msgspec
@@ -21,10 +21,11 @@ _PORT = "29500"  # torchrun's own, where none is given
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """A torchrun that waits in the rendezvous, at both looks."""
+    """A torchrun that waits in the rendezvous, at both looks. ``seen``: its stack says so; else it has only started no rank."""
 
     host: str
     process: Process
+    seen: bool = True
 
     @property
     def endpoint(self) -> str:
@@ -49,19 +50,28 @@ class Launcher(msgspec.Struct, frozen=True):
             Evidence(
                 f"torchrun {words}, {duration(self.process.age_s)} old", f"/proc/{self.process.pid}", host=self.host
             ),
-            Evidence(" < ".join(map(str, frames[:3])), "py-spy dump", host=self.host),
+            Evidence(" < ".join(map(str, frames[:3])), "py-spy dump", host=self.host)
+            if self.seen
+            else Evidence("it has started no rank; its stack was not taken", "/proc", host=self.host),
         ]
 
 
 def waiting_launchers(fleet: Fleet) -> list[Launcher]:
-    """The torchruns that wait in the rendezvous; none where one of the jobs that run was chosen."""
-    return [
-        Launcher(host, process)
-        for host, process in processes_of(fleet)
-        if not fleet.plan.job
-        and process.role == "launcher"
-        and all(_meets(process, at) for at in range(len(process.readings)))
-    ]
+    """The torchruns that wait in the rendezvous; none where one of the jobs that run was chosen.
+
+    Where no stack was taken, those that have started no rank, and are fewer than ``--nnodes``.
+    """
+    every = processes_of(fleet)
+    parents = {(host, process.parent) for host, process in every}
+    found = []
+    for host, process in every if not fleet.plan.job else ():
+        looks = range(len(process.readings))
+        seen = any(frames_of(process, at) for at in looks)
+        idle = process.readings[-1] is not None and (host, process.pid) not in parents
+        if process.role == "launcher" and (all(_meets(process, at) for at in looks) if seen else idle):
+            found.append(Launcher(host, process, seen))
+    there = Counter(launcher.endpoint for launcher in found)
+    return [one for one in found if one.seen or there[one.endpoint] < one.hosts_wanted]
 
 
 def _meets(process: Process, at: int) -> bool:
@@ -72,7 +82,8 @@ def _meets(process: Process, at: int) -> bool:
 def rendezvous(fleet: Fleet) -> Iterator[Finding]:
     """No torchrun waits in the rendezvous for hosts that have none, ask elsewhere, or bear the number of another.
 
-    ``--nnodes`` says how many there must be. Until all are there no rank is started, and nothing is logged.
+    ``--nnodes`` says how many there must be. Until all are there no rank is started, and nothing is logged. Without py-spy
+    whoever has started no rank is taken to wait, which is less certain.
     """
     groups: dict[str, list[Launcher]] = defaultdict(list)
     for launcher in waiting_launchers(fleet):
@@ -98,7 +109,9 @@ def _hosts(group: list[Launcher]) -> list[str]:
 
 
 def _sure(group: list[Launcher], confidence: float) -> float:
-    """The confidence, lower while the youngest torchrun has only just been started."""
+    """The confidence, lower while the youngest torchrun has only just been started, or where no stack was taken of one."""
+    if not all(launcher.seen for launcher in group):
+        confidence = min(confidence, 0.6)
     return confidence if min(launcher.process.age_s for launcher in group) > EARLY_S else min(confidence, 0.5)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.facts.fold import few
-from nccl_doctor.findings.model import Finding, Fix, Place, Severity, finding, shell_word
-from nccl_doctor.rules.engine import Fleet, fleet_rule
+from nccl_doctor.facts.job import Job
+from nccl_doctor.findings.model import Evidence, Finding, Fix, Place, Severity, finding, shell_word
+from nccl_doctor.rules.engine import Fleet, facts_of, fleet_rule
 from nccl_doctor.rules.job_words import EARLY_S, QUOTED, WAITING, place_of, places, quoted, ranks_of, silence
 from nccl_doctor.rules.ranks import Link, Rank, RunningJob
-from nccl_doctor.rules.running_jobs import jobs_of
+from nccl_doctor.rules.running_jobs import LOOPBACK, STARTING, jobs_of, processes_of
 
 
 @fleet_rule("job", "hang.network", "hang.network.connecting")
@@ -26,7 +28,7 @@ def network(fleet: Fleet) -> Iterator[Finding]:
             yield _cut("hang.network", "what {} sent is not acknowledged", lost, job)
         asking = [link for link in job.links if link.connection.state == "SYN_SENT" and link.connection.timeouts]
         if asking:
-            yield _cut("hang.network.connecting", "nobody answers {} that connects", asking, job)
+            yield _cut("hang.network.connecting", "{} connect{} in vain", asking, job)
 
 
 def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding:
@@ -42,7 +44,8 @@ def _cut(id: str, title: str, links: Sequence[Link], job: RunningJob) -> Finding
     return finding(
         id,
         Severity.FAIL,
-        title.format(ranks_of(senders)) + f": {few([f'{source} -> {peer}' for source, peer in pairs])}",
+        title.format(ranks_of(senders), "s" * (len(senders) == 1))
+        + f": {few([f'{source} -> {peer}' for source, peer in pairs])}",
         [*(quoted(link) for link in links[: QUOTED + 1]), *silence(job)],
         confidence=0.95 if guilty and len(pairs) > 1 else 0.85,
         hosts=guilty or tuple(host for host in ends if host in job.hosts),
@@ -73,28 +76,125 @@ def _common_host(links: Sequence[Link], job: RunningJob) -> tuple[str, ...]:
     return tuple(common) if len(common) == 1 else ()
 
 
-@fleet_rule("job", "hang.store")
+@fleet_rule("job", "hang.store", "hang.store.no-listener", "hang.store.places")
 def store(fleet: Fleet) -> Iterator[Finding]:
     """Whoever starts reaches the store: rank 0 listens on MASTER_PORT, and MASTER_ADDR leads there from every host.
 
     Where it leads elsewhere (the first host of another job, a node that the scheduler left out, a loopback address),
-    each rank asks there again and again until its time-out, and prints nothing. Only where rank 0 itself serves the
-    store, as without torchrun, and a variable tells the port.
+    each rank asks there again and again until its time-out, and prints nothing. So it does where nobody listens there at
+    all: rank 0 was never started, or has ended. That is told of a host that was looked at. Otherwise only where rank 0
+    itself serves the store, as without torchrun, and a variable tells the port. Ranks that start with different addresses or
+    ports, and are one world together, are told as one job.
     """
     for job in jobs_of(fleet):
+        told = _told_places(job)
+        if len(told) > 1 and not all(map(_has_asked, job.ranks.values())):
+            yield _different_places(job, told)
+            continue
         first = job.ranks.get(0)
-        port = first.process.environment.get("MASTER_PORT", "") if first else ""
-        if first is None or not port or not _ends_at(first, port, "LISTEN"):
+        port = next(iter(job.ranks.values())).process.environment.get("MASTER_PORT", "")
+        if not port.isdecimal():
             continue
         outside = [
             rank
             for rank in job.ranks.values()
-            if rank.stays and rank.now.name == "init_process_group" and not _ends_at(rank, port, "ESTABLISHED")
+            if rank.stays and rank.now.name == STARTING and not _ends_at(rank, port, "ESTABLISHED")
         ]
+        if first is None or not _ends_at(first, port, "LISTEN"):
+            if outside and (first is None or first in outside):
+                yield from _unserved(job, fleet, outside, port)
+            continue
         if first not in outside:  # what is dropped on the way is told by the connections that nobody answers
             outside = [rank for rank in outside if not _ends_at(rank, port, "SYN_SENT")]
         if outside:
             yield _outside(job, first, outside)
+
+
+def _told_places(job: RunningJob) -> dict[str, list[Rank]]:
+    """Where the ranks that start were told to look for the store -> these ranks. A loopback address is each host's own."""
+    found: dict[str, list[Rank]] = defaultdict(list)
+    for rank in job.ranks.values():
+        if rank.now.name == STARTING and (address := rank.process.environment.get("MASTER_ADDR", "")):
+            own = f" (of {rank.host} itself)" if address.startswith(LOOPBACK) else ""
+            found[f"{address}:{rank.process.environment.get('MASTER_PORT', '?')}{own}"].append(rank)
+    return found
+
+
+def _has_asked(rank: Rank) -> bool:
+    """Whether it has a connection to where it was told, or has sent for one: two names may lead to one store."""
+    port = rank.process.environment.get("MASTER_PORT", "")
+    return _ends_at(rank, port, "ESTABLISHED") or _ends_at(rank, port, "SYN_SENT")
+
+
+def _different_places(job: RunningJob, told: dict[str, list[Rank]]) -> Finding:
+    """Those who are fewer than all others are blamed, else all: nothing tells which place is meant."""
+    *odd, most = sorted(told.values(), key=len)
+    few_ranks = [rank for ranks in odd for rank in ranks]
+    blamed = few_ranks if len(few_ranks) < len(most) else [*few_ranks, *most]
+    where = [f"{ranks_of(ranks)} at {place}" for place, ranks in told.items()]
+    return finding(
+        "hang.store.places",
+        Severity.FAIL,
+        f"the ranks look for the store in different places: {few(where, 4)}",
+        [
+            rank.evidence(
+                " ".join(f"{name}={rank.process.environment.get(name, '')}" for name in ("MASTER_ADDR", "MASTER_PORT")),
+                f"/proc/{rank.process.pid}/environ",
+            )
+            for rank in (ranks[0] for ranks in told.values())
+        ],
+        confidence=0.9 if min(rank.process.age_s for rank in blamed) > EARLY_S else 0.6,
+        hosts=sorted({rank.host for rank in blamed}),
+        places=places(sorted(blamed, key=lambda rank: rank.number)),
+        fixes=(
+            Fix(
+                "give all ranks one MASTER_ADDR, an address of rank 0's host that is not loopback, and one MASTER_PORT"
+            ),
+        ),
+        explains=(WAITING, "hang.network.connecting", "hang.rank-gone"),
+    )
+
+
+def _unserved(job: RunningJob, fleet: Fleet, outside: Sequence[Rank], port: str) -> Iterator[Finding]:
+    """Nobody listens on ``MASTER_PORT`` of the host that ``MASTER_ADDR`` names."""
+    asking = [rank for rank in outside if not _ends_at(rank, port, "SYN_SENT")]
+    address = outside[0].process.environment.get("MASTER_ADDR", "")
+    host = _named(address, outside[0].host, fleet)
+    fact = facts_of(fleet.hosts, Job).get(host)
+    if not asking or fact is None or fact.listening is None or int(port) in fact.listening:
+        return
+    if any(at == host and process.namespace != fact.namespace for at, process in processes_of(fleet)):
+        return  # containers with a network of their own may be meant
+    absent = "; rank 0, which should, was not found" if 0 not in job.ranks else ""
+    who, verb = ranks_of(asking), "look" if len(asking) > 1 else "looks"
+    ports = ", ".join(map(str, fact.listening[:8])) + (", ..." if len(fact.listening) > 8 else "")
+    yield finding(
+        "hang.store.no-listener",
+        Severity.FAIL,
+        f"nobody listens on port {port} of {host}, where {who} {verb} for the store{absent}",
+        [
+            Evidence(f"port {port} is not among those that listen: {ports or 'none does'}", "sock_diag", host=host),
+            asking[0].evidence(f"MASTER_ADDR={address} MASTER_PORT={port}", f"/proc/{asking[0].process.pid}/environ"),
+            place_of(asking[0]),
+        ],
+        confidence=0.9 if min(rank.process.age_s for rank in asking) > EARLY_S else 0.6,
+        hosts=(host,),
+        places=[Place(host=host, rank=0)] if 0 not in job.ranks else places(asking),
+        fixes=(
+            Fix("was rank 0 started there, and does it live? what its log says", "nccl-doctor explain logs/"),
+            Fix("who listens there now?", "sudo ss -ltnp", host),
+            Fix(f"or is another host, or port, meant by MASTER_ADDR={address} MASTER_PORT={port}?"),
+        ),
+        explains=(WAITING,),
+    )
+
+
+def _named(address: str, asked_on: str, fleet: Fleet) -> str:
+    """The host that was looked at and that this address is known to name; empty where none is."""
+    if address.startswith(LOOPBACK):
+        return asked_on
+    known = {host.name for host in fleet.hosts if address in (host.name, host.facts.reach.address)}
+    return known.pop() if len(known) == 1 else ""
 
 
 def _ends_at(rank: Rank, port: str, state: str) -> bool:

@@ -101,7 +101,9 @@ def _halted(process: Process, host: str) -> tuple[str, str, Fix] | None:
     return None
 
 
-_GONE = (WAITING, "hang.network", "hang.rank-gone.peer-closed", "hang.behind", "app.collective-mismatch")
+_GONE = (
+    WAITING, "hang.network", "hang.store", "hang.rank-gone.peer-closed", "hang.behind", "app.collective-mismatch",
+)  # fmt: skip
 
 
 @fleet_rule("job", "hang.rank-gone", "hang.rank-gone.ended", "hang.rank-gone.core-dump", "hang.rank-gone.host")

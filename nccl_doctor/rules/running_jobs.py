@@ -17,7 +17,8 @@ from nccl_doctor.rules.engine import Fleet, Host, facts_of
 from nccl_doctor.rules.ranks import GpuUse, Link, Rank, RunningJob
 
 _ADOPTERS = ("systemd", "slurmstepd")  # parents of processes whose own has ended, beside process 1
-_LOOPBACK = ("localhost", "127.", "::1")
+LOOPBACK = ("localhost", "127.", "::1")
+STARTING = "init_process_group"
 
 
 def processes_of(fleet: Fleet) -> tuple[tuple[str, Process], ...]:
@@ -45,11 +46,45 @@ def _jobs(hosts: tuple[Host, ...], plan: Plan) -> tuple[RunningJob, ...]:
             )
             rank = Rank(number, host, process, looks(process), children, gpus.get((host, process.pid), ()))
             grouped[_key(host, process), variables.world(process) or 0].append(rank)
+    _join(grouped)
     gone = {name: facts.reach for name, facts in hosts[0].gone.items()} if hosts else {}
     built = [_build(id, world, members, facts, gone) for (id, world), members in grouped.items()]
     built = [job for job in built if job.world != 1] or built  # a lone process under a scheduler is no job of ranks
     ordered = sorted(built, key=lambda job: (-len(job.ranks), job.id))
     return tuple(job for job in ordered if plan.job in ("", job.id))
+
+
+def _join(grouped: dict[tuple[str, int], list[Rank]]) -> None:
+    """Make one job of ranks that were told different places of the store, or one by different names, in that with the first rank.
+
+    They are of one script, user and size of world, and no number is there twice. Either they are connected, or together
+    they are the whole world, and all start.
+    """
+    alike: dict[tuple[int, str, int], list[str]] = defaultdict(list)
+    for (id, world), members in grouped.items():
+        alike[world, members[0].process.script, members[0].process.uid].append(id)
+    for (world, _, _), ids in alike.items():
+        if len(ids) < 2:
+            continue
+        every = sorted((rank.number, id) for id in ids for rank in grouped[id, world])
+        starts = all(rank.now.name == STARTING for id in ids for rank in grouped[id, world])
+        whole = starts and len(every) == world and [number for number, _ in every] == list(range(world))
+        home = every[0][1]
+        for id in sorted(set(ids) - {home}):
+            numbers = {rank.number for rank in grouped[id, world]}
+            twice = any(rank.number in numbers for rank in grouped[home, world])
+            if whole or (not twice and _connected(grouped[home, world], grouped[id, world])):
+                grouped[home, world] += grouped.pop((id, world))
+
+
+def _connected(some: Iterable[Rank], others: Iterable[Rank]) -> bool:
+    """Whether a connection leads from one of these ranks to one of the others."""
+    ends = {(one.local, one.peer) for rank in some for one in rank.process.connections}
+    return any(
+        (one.peer, one.local) in ends and not one.local.startswith("127.")
+        for rank in others
+        for one in rank.process.connections
+    )
 
 
 def _outlived_its_rank(process: Process) -> bool:
@@ -107,7 +142,7 @@ def _key(host: str, process: Process) -> str:
     environment = process.environment
     master = environment.get("MASTER_ADDR", "")
     if master:
-        at = f"{host}:" if master.startswith(_LOOPBACK) else ""
+        at = f"{host}:" if master.startswith(LOOPBACK) else ""
         return f"{at}{master}:{environment.get('MASTER_PORT', '?')}"
     if slurm := environment.get("SLURM_JOB_ID"):
         return f"slurm:{slurm}.{environment.get('SLURM_STEP_ID', '?')}"

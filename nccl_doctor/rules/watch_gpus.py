@@ -25,7 +25,13 @@ from nccl_doctor.rules.thresholds import value
 from nccl_doctor.rules.units import duration
 from nccl_doctor.rules.watch_gpu_view import Gpu, course, in_words, mean_of, need_told, sampled
 
-_LINK_COUNTERS = ("nvlink_recoveries", "nvlink_replays")
+# Counter, its name, and the threshold of its rise: the last two are NVLink 5's.
+_LINK_COUNTERS = (
+    ("nvlink_recoveries", "NVLink recoveries", "gpu.nvlink.recovery.warn"),
+    ("nvlink_replays", "NVLink replays", "gpu.nvlink.replay.warn"),
+    ("nvlink_failed_recoveries", "failed NVLink recoveries", "gpu.nvlink.recovery.warn"),
+    ("nvlink_integrity_errors", "NVLink integrity errors", "gpu.nvlink.crc.warn"),
+)
 _CAP = 0x4
 
 
@@ -197,11 +203,9 @@ def gpu_errors(host: Host, plan: Plan) -> Iterator[Finding]:
     gpus, seconds = _with_gpus(host), host.need(Watch).seconds
     for gpu in gpus:
         rises = gpu.series.rises
-        recoveries, replays = (rises.get(name, 0) for name in _LINK_COUNTERS)
         told = (
             ("gpu.ecc.uncorrectable", "uncorrectable ECC errors", rises.get("ecc_uncorrected_volatile", 0), 1.0),
-            ("gpu.nvlink.errors", "NVLink recoveries", recoveries, value("gpu.nvlink.recovery.warn")),
-            ("gpu.nvlink.errors", "NVLink replays", replays, value("gpu.nvlink.replay.warn")),
+            *(("gpu.nvlink.errors", what, rises.get(name, 0), value(limit)) for name, what, limit in _LINK_COUNTERS),
             ("gpu.pcie.replays", "PCIe replays", rises.get("pcie_replays", 0), value("watch.pcie.replays") * seconds),
         )
         for id, what, rise, limit in told:
@@ -213,7 +217,12 @@ def gpu_errors(host: Host, plan: Plan) -> Iterator[Finding]:
                     gpu.proof(f"{what}: +{rise} in {duration(seconds)}"),
                     places=[gpu.place],
                 )
-    need_told(gpus, "GPU error counters over time", "ecc_uncorrected_volatile", "pcie_replays", *_LINK_COUNTERS)
+    what, (*classic, failed, integrity) = "GPU error counters over time", [name for name, _, _ in _LINK_COUNTERS]
+    need_told(gpus, what, "ecc_uncorrected_volatile", "pcie_replays", *classic)
+    without = [gpu for gpu in gpus if all(gpu.series.refused.get(name) == "not supported" for name in classic)]
+    need_told(
+        [gpu for gpu in without if not any(name in gpu.series.rises for name in classic)], what, failed, integrity
+    )
 
 
 @host_rule(WATCH, *xids.IDS)

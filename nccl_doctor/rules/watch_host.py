@@ -183,7 +183,8 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
     """No rank ended while others of its job went on, and none was gone before. Ranks of a job that ends do so together.
 
     Where one is left, or fewer than half, they may still write the last checkpoint: a warning, and unknown where they do
-    so at the end. A rank was gone before where the other ranks of its host say that it must be there.
+    so at the end. A rank was gone before where the other ranks of its host say that it must be there. Of a job of which
+    all ranks have ended nobody saw whether it was done or has failed: unknown.
     """
     watches, jobs = fleet.every(Watch), jobs_of(fleet)
     for host, fact in fleet.every(Job).items():
@@ -203,6 +204,10 @@ def ranks_live(fleet: Fleet) -> Iterator[Finding]:
         seen = {number: series for number, rank in job.ranks.items() if (series := series_of(watches, rank))}
         lived_s = sorted(series.last_s for series in seen.values())
         left = sum(series.ended_s is None for series in seen.values())
+        if seen and not left:
+            ended = duration(max(series.ended_s or 0.0 for series in seen.values()))
+            why = f"all its ranks had ended after {ended}: its log says why"
+            fleet.lack(f"whether job {job.id} was done or has failed", why, *job.hosts)
         for host, numbers in job.gone.items() if left else ():
             if min(rank.process.age_s for rank in job.ranks.values() if rank.host == host) < YOUNG_S:
                 fleet.lack(f"ranks {ranges(numbers)} of job {job.id}", "it was just being started", host)
@@ -248,6 +253,39 @@ def _at_end(left: int, ranks: int) -> bool:
 
 def _why_ended(job: RunningJob) -> tuple[str, str]:
     return f"why ranks of job {job.id} ended", "it may be at its end: others go on"
+
+
+@fleet_rule(WATCH, "hang.stopped", "hang.stopped.traced")
+def ranks_run(fleet: Fleet) -> Iterator[Finding]:
+    """No rank is stopped by a signal or held by a debugger at the end: all others wait for it. For a moment it is a warning."""
+    watches = fleet.every(Watch)
+    fleet.every(Job)
+    for job in jobs_of(fleet):
+        for rank in job.ranks.values():
+            series, reading = series_of(watches, rank), rank.process.readings[-1]
+            if series and series.ended_s is None and reading is None:
+                fleet.lack(f"whether {rank.label} runs", "its state was not told", rank.host)
+            if series is None or reading is None or reading.state not in ("T", "t"):
+                continue
+            from_s = series.last_s if series.stopped_s is None else series.stopped_s
+            lasted, traced = series.last_s - from_s, reading.state == "t"
+            yield finding(
+                "hang.stopped.traced" if traced else "hang.stopped",
+                Severity.FAIL if lasted >= value("watch.rank-ended") else Severity.WARN,
+                f"{rank.label} of {rank.process.script or 'the job'} is "
+                f"{'held by a debugger' if traced else 'stopped by a signal'}, for {duration(lasted)} so far",
+                Evidence(
+                    f"state {reading.state} from {from_s:.0f} s to {series.last_s:.0f} s of the watch",
+                    f"/proc/{series.pid}/stat",
+                    host=rank.host,
+                ),
+                places=places([rank]),
+                fixes=(
+                    Fix("see who holds it", f"grep TracerPid /proc/{series.pid}/status", rank.host)
+                    if traced
+                    else Fix("let it go on", f"kill -CONT {series.pid}", rank.host, risky=True),
+                ),
+            )
 
 
 @host_rule(WATCH)

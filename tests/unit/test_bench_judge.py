@@ -507,9 +507,9 @@ def test_exit_codes() -> None:
     from nccl_doctor.cli.bench import exit_code
     from nccl_doctor.findings.exit_codes import ExitCode
 
-    def code(fail_on: str | None, *kinds: str, **values: Any) -> ExitCode:
+    def code(fail_on: str | None, *kinds: str, compared: bool = False, **values: Any) -> ExitCode:
         found = msgspec.structs.replace(outcome(), verdicts=tuple(Verdict("allreduce", kind, "") for kind in kinds))  # type: ignore[arg-type]
-        return exit_code(msgspec.structs.replace(found, **{"findings": (), **values}), fail_on)
+        return exit_code(msgspec.structs.replace(found, **{"findings": (), **values}), fail_on, compared=compared)
 
     assert code("never", "slow", "cannot-judge") is ExitCode.HEALTHY
     assert code("slow", "good", "good") is ExitCode.HEALTHY
@@ -524,6 +524,10 @@ def test_exit_codes() -> None:
     assert code(None, "good", "cannot-judge", min_busbw=1.0) is ExitCode.INCOMPLETE
     assert code(None, "good", findings=(pair,), min_busbw=1.0) is ExitCode.HEALTHY
     assert code("never", "slow", findings=slow, min_busbw=1.0) is ExitCode.HEALTHY
+    assert code(None, "good", "slow", findings=slow, compared=True) is ExitCode.FINDINGS
+    assert code(None, "good", "cannot-judge", compared=True) is ExitCode.INCOMPLETE
+    assert code(None, "good", findings=(pair,), compared=True) is ExitCode.HEALTHY
+    assert code("never", "slow", findings=slow, compared=True) is ExitCode.HEALTHY
     assert code("never", "wrong") is ExitCode.FINDINGS
     assert code("never", "cannot-judge", results=Results(8)) is ExitCode.NOTHING_CHECKED
     assert code("never", "good", complete=False) is ExitCode.FINDINGS

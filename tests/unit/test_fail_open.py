@@ -206,7 +206,7 @@ def _running_job() -> Bundle:
         rank["connections"][0]["retransmitted"] = 0
         for reading in rank["readings"]:
             reading |= {"switches": 9, "read_bytes": 4096, "written_bytes": 0}
-    return test_hang.bundle(*ranks)
+    return test_hang.bundle(*ranks, listening=[22, 29500])
 
 
 def _collectives() -> Bundle:
@@ -277,6 +277,7 @@ NOT_TOLD = {
     "watch.Event": "of what happens",
     "watch.Gap": "of a host that fell silent",
     "watch.RankSeries.ended_s": "of a rank that ended",
+    "watch.RankSeries.stopped_s": "of a rank that is stopped",
 }
 
 

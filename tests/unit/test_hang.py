@@ -35,6 +35,7 @@ REDUCE = [
     ("train", "/job/train.py", 20),
 ]
 OWN = [("evaluate", "/job/train.py", 31), ("<module>", "/job/train.py", 40)]
+STARTS = [("init_process_group", BARRIER[0][1], 1892), ("<module>", "/job/train.py", 16)]
 LOADER = [
     ("_try_get_data", "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1),
     ("train", "/job/train.py", 9),
@@ -513,12 +514,19 @@ AGENT = "/opt/env/lib/python3.11/site-packages/torch/distributed/elastic/agent/s
 MEETS = [("_delay", "/x/rendezvous/utils.py", 181), ("SimpleElasticAgent._rendezvous", AGENT, 528)]
 
 
-def torchruns(*options: str | None) -> Bundle:
+def torchruns(*options: str | None, **facts: Any) -> Bundle:
     """A fleet of gpu01, gpu02, ... on which torchrun waits with these options; None is a host without any."""
     hosts = []
     for number, text in enumerate(options, 1):
         words = dict(item.split("=") for item in (text or "").split())
-        more = {"role": "launcher", "script": "torchrun", "environment": {}, "connections": [], "options": words}
+        more = {
+            "role": "launcher",
+            "script": "torchrun",
+            "environment": {},
+            "connections": [],
+            "options": words,
+            **facts,
+        }
         found = [{**process(0, MEETS), **more, "pid": 70 + number, "start_ticks": number}] if text is not None else []
         data = {"interval_s": 3.0, "processes": found}
         hosts.append(HostFacts(f"gpu{number:02}", Reach(ReachOutcome.OK), {"job": ProbeResult(Outcome.OK, data)}))
@@ -541,6 +549,14 @@ def test_whom_torchruns_wait_for(options: tuple[str | None, ...], id: str, hosts
     found = first(examine(torchruns(*options)))
     assert (found.id, found.hosts) == (id, hosts) and words in found.title
     assert found.evidence[0].text.startswith("torchrun --")
+
+
+def test_torchruns_without_stacks_wait_where_they_have_started_no_rank() -> None:
+    found = first(examine(torchruns(HERE, HERE, None, stacks=[None, None])))
+    assert (found.id, found.hosts, found.confidence) == ("hang.rendezvous", ("gpu03",), 0.6)
+    assert found.evidence[1].text == "it has started no rank; its stack was not taken"
+    answer = examine(torchruns("nnodes=1", stacks=[None, None]))  # it may be about to
+    assert answer.verdict == "not-known" and "torchrun runs on gpu01" in answer.sentence and int(answer.exit_code) == 4
 
 
 def test_torchruns_whose_others_were_not_looked_at_accuse_nobody() -> None:
@@ -639,6 +655,87 @@ def test_who_has_no_connection_to_the_store_of_rank_0_is_told(
         ranks[0]["connections"].pop()
     ranks[0]["connections"].pop()  # torchrun serves the store, or nobody does: not known
     assert "hang.store" not in {item.id for item in examine(bundle(*ranks)).report.findings}
+
+
+def asks_for_the_store(rank: int, **environment: str) -> dict[str, Any]:
+    """A rank that knows its number and the world alone, and has no connection: each one was refused."""
+    told = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500", **environment}
+    return process(rank, STARTS, connections=[], environment=told)
+
+
+def test_where_nobody_listens_for_the_ranks_that_start_the_host_and_the_port_are_told() -> None:
+    ranks = [asks_for_the_store(rank) for rank in (1, 2, 3)]
+    found = first(examine(bundle(*ranks, listening=[22, 111])))
+    assert found.id == "hang.store.no-listener" and found.hosts == ("gpu01",) and blamed(found) == [("gpu01", 0)]
+    assert found.title == (
+        "nobody listens on port 29500 of gpu01, where ranks 1-3 look for the store; rank 0, which should, was not found"
+    )
+    assert found.evidence[0].text == "port 29500 is not among those that listen: 22, 111" and found.confidence == 0.9
+    for there in (
+        {},
+        {"listening": [22, 29500]},
+        {"listening": [22], "namespace": "net:[9]"},
+    ):  # unknown, or a container
+        answer = examine(bundle(*ranks, **there))
+        assert answer.verdict == "not-known" and "rank 0 of 4 was not found" in answer.sentence, answer.sentence
+    elsewhere = [asks_for_the_store(rank, MASTER_ADDR="gpu09") for rank in (1, 2, 3)]
+    assert examine(bundle(*elsewhere, listening=[22])).verdict == "not-known"  # a host that was not looked at
+    at_work = process(
+        0, OWN, environment={"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29500"}
+    )
+    assert (
+        first(examine(bundle(at_work, *ranks, listening=[22]))).id == "hang.elsewhere"
+    )  # it will listen when it comes
+
+
+def test_ranks_that_were_told_different_places_of_the_store_are_one_job() -> None:
+    def at(*ports: str, address: str = "gpu01", **more: Any) -> Hang:
+        ranks = [
+            {**asks_for_the_store(rank, MASTER_PORT=port, MASTER_ADDR=address), **more}
+            for rank, port in enumerate(ports)
+        ]
+        return examine(bundle(*ranks, listening=[22]))
+
+    answer = at("29501", "29500", "29500", "29500")
+    found = first(answer)
+    assert found.id == "hang.store.places" and blamed(found) == [("gpu01", 0)] and len(answer.jobs) == 1
+    assert found.title.endswith("different places: rank 0 at gpu01:29501, ranks 1-3 at gpu01:29500")
+    assert {item.text for item in found.evidence} == {
+        f"MASTER_ADDR=gpu01 MASTER_PORT={port}" for port in (29500, 29501)
+    }
+    alone = first(at(*["29500"] * 4, address="localhost"))
+    assert alone.id == "hang.store.places" and len(blamed(alone)) == 4 and "(of gpu02 itself)" in alone.title
+    # Two names of one store: all are connected, and something else is wrong.
+    connected = [{"local": "10.0.0.1:5", "peer": f"10.0.0.1:2950{number}", "state": "ESTABLISHED"} for number in (0, 1)]
+    same = at("29501", "29500", "29500", "29500", connections=connected)
+    assert "hang.store.places" not in {item.id for item in same.report.findings}
+    assert at("29501", "29500", "29500").verdict == "several-jobs"  # not a whole world
+
+
+def test_one_store_under_two_names_is_one_job_where_its_ranks_are_connected() -> None:
+    def ranks(**more: Any) -> list[dict[str, Any]]:
+        found = four(r2=process(2, OWN, **more), r3=process(3, **more))
+        for item in found[2:]:
+            item["environment"]["MASTER_ADDR"] = "10.0.0.1"
+        return found
+
+    answer = examine(bundle(*ranks()))
+    assert first(answer).id == "hang.elsewhere" and blamed(first(answer)) == [("gpu02", 2)]
+    assert [(job.id, job.found) for job in answer.jobs] == [("gpu01:29500", 4)]
+    assert examine(bundle(*ranks(connections=[]))).verdict == "several-jobs"
+
+
+def test_a_rank_that_is_gone_is_why_nobody_listens() -> None:
+    ranks = [process(rank, STARTS, connections=[]) for rank in (1, 2, 3)]
+    found = first(examine(bundle(*ranks, listening=[22])))
+    assert found.id == "hang.rank-gone" and blamed(found) == [("gpu01", 0)]
+
+
+def test_a_host_that_has_no_rank_is_named_beside_the_ranks_that_were_not_found() -> None:
+    answer = examine(bundle(*(asks_for_the_store(rank) for rank in (0, 1))))
+    assert answer.verdict == "not-known" and answer.sentence.endswith(
+        "ranks 2-3 of 4 were not found, and gpu02 has none"
+    )
 
 
 SYNC = [
@@ -1404,6 +1501,14 @@ def test_a_saved_bundle_is_judged_again_on_the_console_and_as_json(tmp_path: Pat
         "rank": 2, "host": "gpu02", "pid": 102, "local_rank": 0, "state": "T", "doing": "stopped",
         "where": "train (train.py:37)", "stays": True, "cpu_s": 0.0,
     }  # fmt: skip
+
+
+def test_of_a_job_that_moves_it_is_told_what_to_ask_next(tmp_path: Path) -> None:
+    ranks = four()
+    ranks[0]["connections"][0].update(moved_bytes=4 << 20)
+    bundles.write(bundle(*ranks), tmp_path / "hang.ndb")
+    told = CliRunner().invoke(cli.app, ["hang", "--from", str(tmp_path / "hang.ndb")])
+    assert told.exit_code == 4 and "if it is only slow: nccl-doctor watch tells which host lags" in told.output
 
 
 def test_a_digit_that_is_no_decimal_number_numbers_no_rank() -> None:

@@ -121,6 +121,17 @@ def test_the_same_run_judged_again_counts_once(tmp_path: Path) -> None:
     assert told.marks.count("F") == 2
 
 
+def test_a_run_judged_again_by_other_stages_counts_once_and_loses_nothing(tmp_path: Path) -> None:
+    whole = run(1, bad=(failing("b"),), stages=("gpu", "ports"))
+    for part in (("gpu",), ("gpu", "ports", "software")):  # of the stages alone; by a version that judges more
+        again = msgspec.structs.replace(whole, stages=part, tool="newer")
+        for order in ((whole, again), (again, whole)):
+            place = tmp_path / f"{len(part)}-{order[0].tool}"
+            for one in order:
+                store.append(place, one)
+            assert store.read(place) == (max(order, key=lambda one: len(one.stages)),)
+
+
 def test_runs_of_less_than_a_second_are_each_kept_and_told_in_seconds(tmp_path: Path) -> None:
     kept = str(tmp_path / "kept")
     for _ in range(5):

@@ -287,6 +287,19 @@ def test_connections_tell_what_moved_and_for_how_long_nothing_has(start: Start) 
         assert mine["unread_bytes"] == 5000
 
 
+def test_the_ports_on_which_somebody_listens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as open_port, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        told = look()[0].listening
+        assert told is not None and open_port.getsockname()[1] in told and closed.getsockname()[1] not in told
+
+    def refuses(*_: object) -> Iterator[bytes]:
+        raise OSError("sock_diag")
+
+    monkeypatch.setattr(connections, "_dump", refuses)
+    assert connections.listening() is None  # not known, and not none
+
+
 def test_stacks_are_taken_without_a_stop(start: Start) -> None:
     if not stacks.find():
         pytest.skip("no py-spy (pip install py-spy)")

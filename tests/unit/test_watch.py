@@ -218,7 +218,7 @@ def test_a_job_that_ended_leaves_no_idle_gpus() -> None:
     gone = during(100, 999, all_gpus(utilization_percent=0, throttle_reasons=1))
     hosts = ("gpu01", "gpu02")
     answer = told(watched.bundle(dict.fromkeys(hosts, ended), dict.fromkeys(hosts, gone)))
-    assert clean(answer)
+    assert not answer.report.causes
     assert [event.text for event in answer.events] == [
         f"ranks {ranks} (train.py) have ended" for ranks in ("0-3", "4-7")
     ]
@@ -272,8 +272,33 @@ def test_counters_that_a_gpu_does_not_have_are_no_gap() -> None:
             for field in ("ecc_uncorrected_volatile", "nvlink_replays", "nvlink_recoveries"):
                 del sample[field]
                 sample["refused"][field] = "not supported"
+            sample["refused"] |= dict.fromkeys(("nvlink_failed_recoveries", "nvlink_integrity_errors"), "not supported")
 
     assert clean(told(watched.bundle(gpu_changes={"gpu01": consumer, "gpu02": consumer})))
+
+
+def test_nvlink_5_has_counters_of_its_own_without_which_its_errors_are_unknown() -> None:
+    def fifth(**counters: int | str) -> Change:
+        def change(now_s: float, step: dict[str, Any]) -> None:
+            for sample in step["samples"]:
+                for field in ("nvlink_replays", "nvlink_recoveries"):
+                    del sample[field]
+                    sample["refused"][field] = "not supported"
+                if why := counters.get("refused"):
+                    sample["refused"]["nvlink_failed_recoveries"] = why
+                elif counters:
+                    risen = counters if now_s > 60 and sample["index"] == 1 else {}
+                    sample |= {"nvlink_failed_recoveries": 0, "nvlink_integrity_errors": 3, **risen}
+
+        return change
+
+    sound, bad = fifth(nvlink_integrity_errors=4), fifth(nvlink_failed_recoveries=1)
+    assert clean(told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": sound})))
+    found = only(told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": bad})))
+    assert found.id == "gpu.nvlink.errors" and "1 failed NVLink recoveries" in found.title
+    for unseen in (fifth(), fifth(refused="18 NVLinks are up, and NVML tells no error counter of any")):
+        answer = told(watched.bundle(gpu_changes={"gpu01": sound, "gpu02": unseen}))
+        assert answer.report.verdict == "incomplete" and ("GPU error counters over time", ("gpu02",)) in gaps(answer)
 
 
 def test_gpu_memory_that_is_all_but_full() -> None:
@@ -368,12 +393,37 @@ def test_a_rank_that_ended_while_the_others_went_on() -> None:
     assert [(event.kind, event.host) for event in answer.events] == [("rank-ended", "gpu02")]
 
 
-def test_ranks_that_end_with_their_job_are_no_fault() -> None:
+def test_ranks_that_end_with_their_job_are_no_fault_and_nobody_saw_whether_it_was_done() -> None:
     def die(now_s: float, sample: dict[str, Any]) -> None:
         if now_s > 100:
             sample["ranks"] = {}
 
-    assert clean(told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die))))
+    answer = told(watched.bundle(dict.fromkeys(("gpu01", "gpu02"), die)))
+    assert not answer.report.causes and answer.report.verdict == "incomplete"
+    (gap,) = answer.report.unknown
+    assert (gap.what, gap.hosts) == ("whether job gpu01:29500 was done or has failed", ("gpu01", "gpu02"))
+    assert gap.why == "all its ranks had ended after 105 s: its log says why"
+
+
+@pytest.mark.parametrize(
+    ("until_s", "severity"), [(999, Severity.FAIL), (100, None)], ids=["to the end", "for a while"]
+)
+def test_a_rank_that_is_stopped_holds_the_others(until_s: float, severity: Severity | None) -> None:
+    def stop(now_s: float, sample: dict[str, Any]) -> None:
+        sample["ranks"]["4005"]["state"] = "T" if 60 < now_s < until_s else "S"
+
+    answer = told(watched.bundle({"gpu02": stop}))
+    words = ["rank 5 (pid 4005, train.py) is stopped", "rank 5 (pid 4005, train.py) is running again"]
+    assert [event.text for event in answer.events] == words[: 2 if severity is None else 1]
+    if severity is None:
+        assert clean(answer)
+    else:
+        found = only(answer)
+        assert (found.id, found.severity, found.hosts) == ("hang.stopped", severity, ("gpu02",))
+        assert (
+            "rank 5 (pid 4005) of train.py is stopped by a signal, for " in found.title
+            and "state T from 65 s" in found.evidence[0].text
+        )
 
 
 def left_alone(end_s: float) -> Change:
@@ -391,7 +441,8 @@ def test_who_writes_the_last_checkpoint_while_the_others_have_ended_is_a_warning
     names = ("gpu01", "gpu02")[:hosts]
     over = told(watched.bundle(dict.fromkeys(names, left_alone(120)), hosts=hosts, ranks=ranks))
     warned = [("hang.rank-gone.ended", Severity.WARN)] * (hosts * ranks - 1)
-    assert [(item.id, item.severity) for item in over.report.causes] == warned and not over.report.unknown
+    assert [(item.id, item.severity) for item in over.report.causes] == warned
+    assert {what for what, _ in gaps(over)} == {"whether job gpu01:29500 was done or has failed"}
     assert over.report.causes[0].title.endswith("ended; 1 other rank went on, and the job may be at its end")
     still = told(watched.bundle(dict.fromkeys(names, left_alone(999)), hosts=hosts, ranks=ranks))
     assert [(item.id, item.severity) for item in still.report.causes] == warned
@@ -423,7 +474,9 @@ def test_a_rank_that_ended_before_the_first_look_is_known_by_what_the_others_of_
     young = told(watched.bundle({"gpu02": never_found(4005, age_s=20.0)}))
     assert not young.report.causes and gaps(young) == {("ranks 5 of job gpu01:29500", ("gpu02",))}
     over = dict.fromkeys(("gpu01", "gpu02"), both(never_found(4005), during(100, 999, never_found(*range(4000, 4008)))))
-    assert clean(told(watched.bundle(over))), "who was the first to end, nobody saw"
+    ended = told(watched.bundle(over))
+    assert not ended.report.causes, "who was the first to end, nobody saw"
+    assert gaps(ended) == {("whether job gpu01:29500 was done or has failed", ("gpu01", "gpu02"))}
 
 
 def test_without_ranks_and_without_busy_gpus_no_job_was_watched() -> None:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import watched
 
-from nccl_doctor.agent import cgroups, isolated, probing
+from nccl_doctor.agent import cgroups, isolated, nvml, probing
 from nccl_doctor.agent.job import processes, stacks
 from nccl_doctor.agent.probes import gpu, kernel_log, watch
 from nccl_doctor.agent.probing import ProbeTrouble
@@ -320,6 +321,74 @@ def test_an_nvml_call_that_hangs_is_named(tmp_path: Path) -> None:
         result["outcome"] == "timed-out" and "NVML call nvmlDeviceGetTemperature of GPU 1 did not" in result["detail"]
     )
     assert result["data"]["call"] == "nvmlDeviceGetTemperature of GPU 1"
+
+
+class Nvml:
+    """NVML of one GPU of which all calls fail that are not told here: ``totals``, and of its links ``old`` and ``new`` counters."""
+
+    NVMLError = type("NVMLError", (Exception,), {"value": 3})
+    NVML_NVLINK_MAX_LINKS, nvmlMemory_v2 = 18, 2
+
+    def __init__(
+        self, links: int = 0, totals: int | None = None, old: int | None = None, new: int | None = None
+    ) -> None:
+        self.links, self.told, self.old = links, {52: totals, 59: totals, 214: new, 211: new}, old
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> bool:
+        if link >= self.links:
+            raise self.NVMLError
+        return link != 0  # one is down
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, handle: int, link: int, counter: int) -> int:
+        if self.old is None:
+            raise self.NVMLError
+        return self.old
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[Any]) -> list[Any]:
+        counts = [self.told[field[0] if isinstance(field, tuple) else field] for field in fields]
+        return [
+            SimpleNamespace(
+                fieldId=field[0] if isinstance(field, tuple) else field,
+                nvmlReturn=3 if count is None else 0,
+                value=SimpleNamespace(ullVal=count or 0),
+            )
+            for field, count in zip(fields, counts, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told", "why"),
+    [
+        (Nvml(18, totals=7), {"nvlink_replays": 7, "nvlink_recoveries": 7}, ""),
+        (Nvml(3, old=5), {"nvlink_replays": 10, "nvlink_recoveries": 10}, ""),
+        (Nvml(18, new=2), {"nvlink_failed_recoveries": 34, "nvlink_integrity_errors": 34}, ""),
+        (Nvml(18), {}, "17 NVLinks are up, and NVML tells no error counter of any"),
+        (Nvml(0), {}, "not supported"),
+    ],
+    ids=["totals", "each link's", "NVLink 5", "none of them", "no link"],
+)
+def test_nvlink_errors_are_summed_by_whatever_counters_the_gpu_has(gpu: Nvml, told: dict[str, int], why: str) -> None:
+    came: list[dict[str, Any]] = []
+
+    def report(step: dict[str, Any]) -> None:
+        if "samples" in step:
+            came.extend(step["samples"])
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        nvml.sample(gpu, report, 0.1)
+    (sample,) = came
+    assert {name: value for name, value in sample.items() if name.startswith("nvlink_")} == told
+    assert sample["refused"].get("nvlink_failed_recoveries", "") == why
 
 
 # The agent's part

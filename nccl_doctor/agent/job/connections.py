@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterator, List, Set
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 from nccl_doctor.agent.collective.sockets import decode, spelled
 from nccl_doctor.agent.probing import link, listed, read_text
@@ -30,6 +30,8 @@ STATES = {
 _SOCK_DIAG_BY_FAMILY = 20
 _DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _INET_DIAG_INFO = 2
+_ANY_STATE = 0xFFFFFFFF
+_LISTENS = 1 << 10
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _LIMIT_S = 3.0
 CONNECTIONS = 600  # of one rank: a full mesh of thousands of ranks would be more than a reply holds
@@ -87,11 +89,20 @@ def of_process(pid: int) -> Table:
     return found
 
 
-def _dump(family: int) -> Iterator[bytes]:
+def listening() -> Optional[List[int]]:
+    """The TCP ports of this network namespace on which somebody listens; None where the kernel does not answer."""
+    try:
+        told = [_entry(item) for family in (socket.AF_INET, socket.AF_INET6) for item in _dump(family, _LISTENS)]
+    except OSError:
+        return None
+    return sorted({int(entry["local"].rpartition(":")[2]) for entry in told})
+
+
+def _dump(family: int, states: int = _ANY_STATE) -> Iterator[bytes]:
     """The kernel's messages, one a socket."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as asked:  # NETLINK_SOCK_DIAG
         asked.settimeout(_LIMIT_S)
-        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, 0xFFFFFFFF)
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, states)
         request += b"\0" * 48  # of any address
         asked.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + request)
         while True:

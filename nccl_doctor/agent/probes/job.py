@@ -45,6 +45,7 @@ def job(arguments: Dict[str, Any]) -> Dict[str, Any]:
         "namespace": link("/proc/self/ns/net"),
         "interval_s": round(second["at"] - first["at"], 3),
         "processes": found,
+        "listening": connections.listening(),
         **unread,
         "no_stacks": no_stacks if ranks else "",
         "ras": witnesses.ras_reports(found, second, interval_s),
