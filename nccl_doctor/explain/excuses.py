@@ -251,10 +251,11 @@ def _started_otherwise(case: Case, hit: Hit) -> bool:
 
 
 def _began_all_the_same(case: Case, hit: Hit) -> bool:
-    """Whether the ranks began after a script missed a command: it was not theirs."""
-    begun = case.lasts("nccl-version"), case.lasts("bootstrap-using"), case.lasts("progress")
-    unnamed = hit.signature == "shell-missing" and hit.rank is None and not hit.host
-    return unnamed and "not found" in hit.text and any(later(one, hit) for lasts in begun for one in lasts)
+    """Whether the ranks of that host began after a script missed a command: it was not theirs."""
+    if hit.signature != "shell-missing" or hit.rank is not None or "not found" not in hit.text:
+        return False
+    begun = (one for name in ("nccl-version", "bootstrap-using", "progress") for one in case.lasts(name))
+    return any(later(one, hit) and (not hit.host or one.host == hit.host) for one in begun)
 
 
 def _measured_after(case: Case, hit: Hit) -> bool:

@@ -19,6 +19,17 @@ def _roce(case: Case) -> bool:
     return any("RoCE" in hit.text for hit in case.hits("net-ib-using"))
 
 
+_USED = re.compile(r"\[\d+\]([\w.-]+):\d")
+_FAILING = re.compile(r"(?:on dev |\bhca )([A-Za-z][\w.-]*)")
+
+
+def _one_rail(case: Case) -> bool:
+    """Whether several hosts have trouble over one and the same of several adapters: the index is that of all of them."""
+    used = {device for hit in case.hits("net-ib-using") for device in _USED.findall(hit.text)}
+    told = [(hit.host, found[1]) for hit in case.hits(*_FABRIC_TROUBLE) if (found := _FAILING.search(hit.text))]
+    return len(used) > 1 and len({host for host, _ in told}) > 1 and len({device for _, device in told}) == 1
+
+
 @diagnosis
 def forced_gid_index(case: Case) -> Iterable[Candidate]:
     """NCCL_IB_GID_INDEX is forced, the ports are RoCE, and queue pairs fail or retries run out.
@@ -33,6 +44,8 @@ def forced_gid_index(case: Case) -> Iterable[Candidate]:
     if not (_roce(case) or case.has("roce-gid-missing") or not case.has("net-ib-using")):
         return
     low = value in ("0", "1", "2")
+    if not low and _one_rail(case):
+        return
     local = any(re.search(r"fe80:|[Gg]id(?:s)?:? ?::(?:,|$| )", hit.text) for hit in case.hits(*_FABRIC_TROUBLE))
     trouble = case.hits(*_FABRIC_TROUBLE)
     yield Candidate(

@@ -35,6 +35,12 @@ says(
     why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
 )
 says(
+    "coordination-agent-at-its-end",
+    "Polling for errors failed: CANCELLED: Coordination service agent is shutting down",
+    role=H,
+    why="JAX's agent ends its own question to the coordinator when its process shuts down.",
+)
+says(
     "service-thread-at-its-end",
     "[Service thread] Accept failed Resource temporarily unavailable",
     role=H,

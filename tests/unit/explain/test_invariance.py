@@ -140,6 +140,9 @@ KNOWN = {
     ),
     *((name, "silent-after-a-step-until-the-limit") for name in (*TIMED, "unknown")),
     ("unknown", "a-port-was-away-for-three-seconds"),  # without times
+    *((name, "a-link-that-went-down-while-they-waited-for-storage") for name in UNREAD),  # without times, too
+    *((name, "actors-that-may-not-read-the-model") for name in UNREAD),  # whose processes are told in front
+    ("unknown", "four-tasks-that-are-a-world-of-one-each"),
     ("a second copy", "caught-out-of-memory-then-mismatch"),  # what a rank said last is kept once
     *(
         (name, case)
