@@ -9,7 +9,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.diagnoses.addresses import address_of, is_local_only, is_unroutable, network_of, several_hosts
-from nccl_doctor.explain.lines import hosts_of, ranks_of, speakers
+from nccl_doctor.explain.lines import hosts_of, later, ranks_of, speakers
 from nccl_doctor.explain.model import Hit
 
 _VIRTUAL = re.compile(
@@ -510,6 +510,27 @@ def fabric_without_its_plugin(case: Case) -> Iterable[Candidate]:
         title = "a Slingshot system without the libfabric plugin: plain sockets are used"
         proof = [*without[:4], *sockets[:4]]
         yield Candidate("net.plugin", 0.74 if trouble else 0.55, title, proof, hosts=hosts_of(sockets))
+
+
+_FROM_PEER = re.compile(r"NCCL WARN .{0,120}?(?:from|peer) \[?([\w.:-]{2,64}?)\]?<\d+>")
+
+
+@diagnosis
+def host_that_went_first(case: Case) -> Iterable[Candidate]:
+    """Several hosts lost their connections to one and the same peer, of which nothing is heard, before a collective ran out of time:
+    its processes were gone before anybody had waited that long. Why, only its own log tells."""
+    timed_out = case.first("watchdog-timeout")
+    if timed_out is None:
+        return
+    lost: dict[str, list[Hit]] = defaultdict(list)
+    for hit in case.hits("gloo-closed", "peer-closed"):
+        if told := _FROM_PEER.search(hit.text):
+            lost[told[1]].append(hit)
+    heard = {hit.groups["address"].strip("[]") for hit in case.hits("bootstrap-using")} | case.summary.hosts
+    for peer, hits in lost.items():
+        if peer not in heard and len(hosts_of(hits)) > 1 and later(timed_out, hits[0]):
+            title = f"{len(hosts_of(hits))} hosts lost their connections to {peer}, of which nothing is heard, before a collective ran out of time"
+            yield Candidate("net.peer-lost", 0.62, title, [*hits[:6], timed_out], hosts={peer})
 
 
 @diagnosis
