@@ -519,18 +519,17 @@ _FROM_PEER = re.compile(r"NCCL WARN .{0,120}?(?:from|peer) \[?([\w.:-]{2,64}?)\]
 def host_that_went_first(case: Case) -> Iterable[Candidate]:
     """Several hosts lost their connections to one and the same peer, of which nothing is heard, before a collective ran out of time:
     its processes were gone before anybody had waited that long. Why, only its own log tells."""
-    timed_out = case.first("watchdog-timeout")
-    if timed_out is None:
-        return
+    ends = {end.file: end for end in reversed(case.hits("watchdog-timeout"))}  # the first of each file
     lost: dict[str, list[Hit]] = defaultdict(list)
-    for hit in case.hits("gloo-closed", "peer-closed"):
+    for hit in case.hits("gloo-closed", "peer-closed") if ends else ():
         if told := _FROM_PEER.search(hit.text):
             lost[told[1]].append(hit)
     heard = {hit.groups["address"].strip("[]") for hit in case.hits("bootstrap-using")} | case.summary.hosts
     for peer, hits in lost.items():
-        if peer not in heard and len(hosts_of(hits)) > 1 and later(timed_out, hits[0]):
+        end = ends.get(hits[0].file)
+        if peer not in heard and len(hosts_of(hits)) > 1 and end and later(end, hits[0]):
             title = f"{len(hosts_of(hits))} hosts lost their connections to {peer}, of which nothing is heard, before a collective ran out of time"
-            yield Candidate("net.peer-lost", 0.62, title, [*hits[:6], timed_out], hosts={peer})
+            yield Candidate("net.peer-lost", 0.62, title, [*hits[:6], end], hosts={peer})
 
 
 @diagnosis
