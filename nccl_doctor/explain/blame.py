@@ -11,7 +11,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
 from nccl_doctor.explain.diagnoses.initialisation import BUS_ID
-from nccl_doctor.explain.lines import just_below, place, shape
+from nccl_doctor.explain.lines import place, shape
 from nccl_doctor.explain.model import Role
 
 _MOST_LINES = 128  # in which a peer is named
@@ -221,12 +221,11 @@ def _nodes_of_pods(case: Case) -> dict[str, str]:
     """The node of each pod that kubectl's list or the scheduler names; of a pod that has been on several, none."""
     listed = filter(None, (_WIDE_ROW.search(hit.text) for hit in case.hits("pod-row")))
     told = [(hit.groups["pod"], hit.groups["node"]) for hit in case.hits("pod-on-node")]
+    described = {place(hit): hit.groups["host"] for hit in case.hits("described")}
     for hit in case.hits("described-node"):
-        above = max(
-            (one for one in case.hits("described") if just_below(hit, one, _DESCRIPTION)), key=place, default=None
-        )
-        if above:
-            told.append((above.groups["host"], hit.groups["node"]))
+        above = ((hit.file, hit.line - lines) for lines in range(1, _DESCRIPTION))
+        pod = next((described[at] for at in above if at in described), "")
+        told += [(pod, hit.groups["node"])] if pod else []
     nodes: dict[str, set[str]] = {}
     for pod, node in (*told, *((row["pod"], row["node"]) for row in listed)):
         nodes.setdefault(pod, set()).add(node)

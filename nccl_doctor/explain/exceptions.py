@@ -175,12 +175,24 @@ class Exceptions:
         last = self._actors_at_the_end.get(item.hit.file, {}).get(actor[1], 0) if actor else 0
         if not actor or not last:
             return False
+        first = self._first_of_actors[item.hit.file, actor[1]]
+        return last > first + _WELL_BEHIND and not self._call_failed and not self._open_symptoms
+
+    @functools.cached_property
+    def _first_of_actors(self) -> dict[tuple[str, str], int]:
+        """By file and kind of actor, the line of the first exception that one raised."""
+        found: dict[tuple[str, str], int] = {}
+        for item in self._logs.summary.tracebacks:
+            if actor := _ACTOR.match(item.hit.text):
+                key = item.hit.file, actor[1]
+                found[key] = min(found.get(key, item.hit.line), item.hit.line)
+        return found
+
+    @functools.cached_property
+    def _call_failed(self) -> bool:
+        """Whether Ray told a program that a call of its failed."""
         told = self._logs.summary.tracebacks
-        first = min(
-            one.hit.line for one in told if one.hit.file == item.hit.file and f"({actor[1]} pid=" in one.hit.text
-        )
-        failed = any("RayTaskError" in one.type or "ActorDied" in one.type for one in told)
-        return last > first + _WELL_BEHIND and not failed and not self._open_symptoms
+        return any("RayTaskError" in item.type or "ActorDied" in item.type for item in told)
 
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from nccl_doctor.explain import lazy_re as re
@@ -273,9 +274,14 @@ def _not_the_jobs(case: Case, hit: Hit) -> bool:
     """Whether the link of an interface went down that the job does not use: NCCL names the ones that it uses."""
     if hit.signature != "kernel-link-down":
         return False
-    of = _NO_RDMA.search(hit.text)
-    used = {one.groups["interface"] for one in case.hits("bootstrap-using")}
+    of, used = _NO_RDMA.search(hit.text), _interfaces(case)
     return of is not None and bool(used) and of["interface"] not in used
+
+
+@functools.lru_cache(maxsize=1)
+def _interfaces(case: Case) -> set[str]:
+    """The interfaces that NCCL says it uses."""
+    return {one.groups["interface"] for one in case.hits("bootstrap-using")}
 
 
 _RAN = re.compile(r"ran for (\d{1,9}) milliseconds")
@@ -286,9 +292,16 @@ def _while_they_waited(case: Case, hit: Hit) -> bool:
     """Whether a link went down when the first collective that ran out of time had already been waiting: it waited for another."""
     if hit.signature != "kernel-link-down" or hit.seconds is None:
         return False
+    wait = _first_wait(case)
+    return wait is not None and wait[0] + _IN_TIME < hit.seconds < wait[1]
+
+
+@functools.lru_cache(maxsize=1)
+def _first_wait(case: Case) -> tuple[float, float] | None:
+    """When the first collective that ran out of time began, and when the first watchdog ended one; None if no line tells both."""
     ends = ((one.seconds, _RAN.search(one.text)) for one in case.hits("watchdog-timeout") if one.seconds is not None)
     waits = [(end - int(ran[1]) / 1000, end) for end, ran in ends if ran]
-    return bool(waits) and min(waits)[0] + _IN_TIME < hit.seconds < min(end for _, end in waits)
+    return (min(began for began, _ in waits), min(end for _, end in waits)) if waits else None
 
 
 def _by_hand(case: Case, hit: Hit) -> bool:
