@@ -146,7 +146,7 @@ class Kept:
             [hit for name in self.summary.groups if name.endswith("-rows") for hit in self._hits(name)] if ruled else []
         )
         between = (_of_one_host(hit) for hit in rows if {hit.line - 1, hit.line + 1} <= ruled)
-        found = (*between, *(hit for name in _BEGINS for hit in self._hits(name)))
+        found = (*between, *(_with_its_host(hit) for name in _BEGINS for hit in self._hits(name)))
         hits = sorted(found, key=lambda hit: hit.line)
         return [hit.line for hit in hits], hits
 
@@ -160,11 +160,11 @@ class Kept:
     def _mixed(self) -> set[int]:
         """The numbers of the commands below which lines of another host stand, so that no line is of the command's host for certain."""
         lines, begins = self._places
-        found = set()
+        found, own = set(), set(lines)
         for group in self.summary.groups.values():
             for hit in group.hits:
                 at = bisect.bisect_left(lines, hit.line)
-                if at and hit.host and hit.host not in map(begins[at - 1].groups.get, _PROMPTS):
+                if at and hit.line not in own and hit.host and hit.host not in map(begins[at - 1].groups.get, _PROMPTS):
                     found.add(lines[at - 1])
         return found
 
@@ -246,6 +246,12 @@ def _of_one_host(hit: Hit) -> Hit:
     name = hit.text.strip()
     told = {"host": name} if prefix.is_host(name) and _NAME.fullmatch(name) else {}
     return msgspec.structs.replace(hit, signature="group-heading", groups=told)
+
+
+def _with_its_host(hit: Hit) -> Hit:
+    """A heading of ansible with the host that was read as the label of its line."""
+    named = hit.signature != "section-of-host" or hit.groups.get("host")
+    return hit if named else msgspec.structs.replace(hit, groups={"host": hit.host})
 
 
 def _own(rank: int, text: str) -> bool:

@@ -633,7 +633,7 @@ says(
     " | FAILED",
     " | UNREACHABLE",
     pattern=re.compile(
-        r"^(?P<host>[A-Za-z0-9][\w.-]{0,63}) \| (?:CHANGED|SUCCESS|FAILED!?|UNREACHABLE!?) (?:\| rc=\d+ >>|=> ?\{)"
+        r"^(?:(?P<host>[A-Za-z0-9][\w.-]{0,63}) \| )?(?:CHANGED|SUCCESS|FAILED!?|UNREACHABLE!?) (?:\| rc=\d+ >>|=> ?\{)"
     ),
     every=True,
     why="ansible: what stands below is of that host.",

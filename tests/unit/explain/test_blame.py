@@ -347,8 +347,9 @@ OF_A_GROUP = "---------------\n{0}\n---------------\n" + NV_MISMATCH
     [
         (OF_A_GROUP.format("nv05"), "nv05"),
         (OF_A_GROUP.format("nv[05-06] (2)"), ""),
-        (OF_A_GROUP.format("nv05").replace("-" * 15, "-" * 60), ""),  # a rule of some other table
-        (f"nv05 | FAILED | rc=9 >>\n{NV_MISMATCH}", "nv05"),
+        (OF_A_GROUP.format("nv05").replace("-" * 15, "-" * 60), "nv02"),  # a rule of some other table
+        (f"nv05 | CHANGED | rc=0 >>\n{NV_MISMATCH}nv06 | CHANGED | rc=0 >>\nok\n", "nv05"),
+        (f"10.0.0.5 | CHANGED | rc=0 >>\n{NV_MISMATCH}nv06 | CHANGED | rc=0 >>\nok\n", "10.0.0.5"),
         (f"[nv05] $ nvidia-smi\n{NV_MISMATCH}", "nv05"),
         (f"== nvidia-smi of nv05 ==\n{NV_MISMATCH}", "nv05"),
         (f"$ kubectl describe pod nv05-x\nName:         nv05-x\nNamespace:    ml\n{NV_MISMATCH}", "nv05-x"),
@@ -356,7 +357,11 @@ OF_A_GROUP = "---------------\n{0}\n---------------\n" + NV_MISMATCH
     ],
 )
 def test_what_stands_below_a_heading_is_of_its_host(heading: str, host: str) -> None:
-    assert blamed(f"nv01 | CHANGED | rc=0 >>\nok\n{heading}") == ("gpu.driver", [], [host] if host else [])
+    assert blamed(f"nv01 | CHANGED | rc=0 >>\nok\nnv02 | CHANGED | rc=0 >>\nok\n{heading}") == (
+        "gpu.driver",
+        [],
+        [host] if host else [],
+    )
 
 
 def test_the_host_of_a_connection_that_is_at_an_end_of_each_is_to_blame() -> None:
