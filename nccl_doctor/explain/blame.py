@@ -70,7 +70,7 @@ _WHOLE_JOB = re.compile(
 )
 _NAMED_RANK = re.compile(r"\b(?:on rank |Rank (?=\d+, node ))(\d{1,6})\b")
 _RAYS_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: ([\d.]+)")
-_VERSIONS = re.compile(r"rank (\d+) version (\d+)")
+_VERSIONS = re.compile(r"rank (\d{1,7}) version (\d{1,9})\b")
 _NUMBER_IN_NAME = re.compile(r"\d+(?=\D*$)")
 _PCI = re.compile(r"(?<![0-9A-Fa-f])([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:])")
 
@@ -263,20 +263,9 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
         ranks, hosts = _with_peers(item, ranks, hosts, places)
     if len(places.names) == 2 and item.id.startswith(_BETWEEN_HOSTS) and len(hosts) < 2:
         hosts = places.names
-    if not ranks and item.id.startswith(_OF_A_PROCESS):
-        pids = [
-            "".join(pid)
-            for hit in item.hits
-            if "pid" in hit.text or "illed" in hit.text
-            for pid in _PID.findall(hit.text)
-        ]
-        ranks = case.ranks_with(pids, _all_names(item, hosts, places))
-    if not ranks and item.id.startswith("gpu."):
-        ranks = _of_gpu(case, item, hosts, places)
-    if not ranks and item.id.startswith(_OF_A_GPU):
-        ranks = _only_one(item, _all_names(item, hosts, places))
-    if not ranks and item.id.startswith(_RAISED):
-        ranks = _failed_otherwise(case)
+    ranks = ranks or _ranks_behind(case, item, hosts, places)
+    if not hosts and len(ranks) < max(case.world, 2):  # of ranks that only became known here
+        hosts = places.hosts(ranks)
     alike = (len(hosts) > 1 and hosts >= places.names) or 1 < case.world <= len(ranks)
     if alike and item.id.startswith(_OF_THE_JOB):
         return set(), set()
@@ -291,14 +280,29 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
     return ranks, hosts
 
 
+def _ranks_behind(case: Case, item: Candidate, hosts: set[str], places: Places) -> set[int]:
+    """The ranks of the processes, of the GPUs and of the other lines that tell of a cause, where its own lines name none."""
+    ranks: set[int] = set()
+    if item.id.startswith(_OF_A_PROCESS):
+        telling = (hit.text for hit in item.hits if "pid" in hit.text or "illed" in hit.text)
+        pids = ["".join(pid) for text in telling for pid in _PID.findall(text)]
+        ranks = case.ranks_with(pids, _all_names(item, hosts, places))
+    if not ranks and item.id.startswith("gpu."):
+        ranks = _of_gpu(case, item, hosts, places)
+    if not ranks and item.id.startswith(_OF_A_GPU):
+        ranks = _only_one(item, _all_names(item, hosts, places))
+    return ranks or (_failed_otherwise(case) if item.id.startswith(_RAISED) else set())
+
+
 def _odd(case: Case, item: Candidate) -> set[int]:
     """The ranks that NCCL's comparison of versions finds to have the rare one; or those of whom nothing is heard, where as many
     joined as speak."""
     if item.id == "sw.nccl-version-mismatch":
-        told = {found for hit in case.hits("nccl-mismatch") for found in _VERSIONS.findall(hit.text)}
-        groups = sorted(
-            ({int(rank) for rank, one in told if one == version} for version in {one for _, one in told}), key=len
-        )
+        told: dict[str, set[int]] = {}  # by version
+        for hit in case.hits("nccl-mismatch"):
+            for rank, version in _VERSIONS.findall(hit.text):
+                told.setdefault(version, set()).add(int(rank))
+        groups = sorted(told.values(), key=len)
         return groups[0] if len(groups) > 1 and 2 * len(groups[0]) <= len(groups[-1]) else set()
     joined = {(int(hit.groups["joined"]), int(hit.groups["world"])) for hit in item.hits if "joined" in hit.groups}
     heard, (of, world) = case.summary.ranks, min(joined, default=(0, 0))

@@ -189,7 +189,7 @@ def test_an_exception_without_a_rank_is_of_those_that_a_signal_did_not_end() -> 
         for rank, code in ((0, -6), (1, -6), (3, 1))
     )
     raised = 'Traceback (most recent call last):\n  File "/app/t.py", line 3, in f\nRuntimeError: Tensors must be contiguous\n'
-    assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1] == [3]
+    assert blamed(WATCHDOG.format(0) + WATCHDOG.format(1) + raised + rows)[1:] == ([3], ["n0"])
 
 
 def test_what_stands_below_a_files_name_is_of_that_file() -> None:
