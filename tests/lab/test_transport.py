@@ -369,10 +369,10 @@ def agent(client: Client) -> Iterator[str]:
         path = f"{short}/agent"
         process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
         try:
-            wait_for(lambda: os.path.exists(path), "ssh-agent", 30)
-            subprocess.run(
-                ["ssh-add", "-q", client.place / "id"], env={**os.environ, "SSH_AUTH_SOCK": path}, check=True
-            )
+            add = ["ssh-add", "-q", str(client.place / "id")]
+            there = {**os.environ, "SSH_AUTH_SOCK": path}
+            # Its socket is there before it answers on it.
+            wait_for(lambda: subprocess.run(add, env=there, capture_output=True).returncode == 0, "ssh-agent", 30)
             yield path
         finally:
             process.kill()
