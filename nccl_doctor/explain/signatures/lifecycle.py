@@ -36,6 +36,7 @@ _BADLY = re.compile(
 )
 
 
+_OF_ANSIBLE = "rc=0 >>"  # what somebody looked with on a host ended well, and no job
 # An exit status of the job, or with nothing else on its line: not one of many workers, nor a helper's.
 _OF_THE_JOB = re.compile(
     r"^(?!.*\b(?:rank|worker|process|pid(?!=)|task|child|container|agent|node|pre\w*|post\w*|epilog\w*|clean\w*|copy|rsync)\b)(?:.*"
@@ -208,6 +209,7 @@ says(
     where=lambda groups, line: (
         re.search(r"Deactivated|be able to |Cleaning up|eset succe|\wrc[= ]0", line) is None  # broadcast(t, src=0)
         and _HEADING.fullmatch(line.strip()) is None
+        and _OF_ANSIBLE not in line
         and not _BADLY.search(line)
         and (not _DONE.search(line) or bool(_ALL_DONE.search(line)))
         and ("uccessfully" not in line or (bool(_WORK.search(line)) and not _PREPARATION.search(line)))
@@ -293,7 +295,9 @@ says(
     role=Role.END,
     sampled=True,
     why="The shell or the scheduler says that the job ended with status 0: what was said while it shut down is nothing.",
-    where=lambda groups, line: not _BADLY.search(line) and _OF_THE_JOB.search(line) is not None,
+    where=lambda groups, line: (
+        not _BADLY.search(line) and _OF_THE_JOB.search(line) is not None and _OF_ANSIBLE not in line
+    ),
 )
 says(
     "resumed",

@@ -364,6 +364,12 @@ def test_what_stands_below_a_heading_is_of_its_host(heading: str, host: str) -> 
     )
 
 
+def test_that_a_look_at_another_host_ended_well_excuses_no_fault() -> None:
+    cause = explain_text(f"nv05 | CHANGED | rc=0 >>\n{NV_MISMATCH}nv06 | CHANGED | rc=0 >>\nok\n").causes[0]
+    assert (cause.id, cause.hosts) == ("gpu.driver", ("nv05",))
+    assert cause.confidence > 0.9
+
+
 def test_the_host_of_a_connection_that_is_at_an_end_of_each_is_to_blame() -> None:
     using = "".join(f"n{n}:1{n}:1{n} [0] NCCL INFO Bootstrap : Using eth0:10.0.0.{n}<0>\n" for n in range(4))
     from_it = STATUS_12.format(host="n3", pid=13, peer="10.0.0.0") + STATUS_12.format(
