@@ -269,9 +269,8 @@ def who(case: Case, item: Candidate, places: Places) -> tuple[set[int], set[str]
     alike = (len(hosts) > 1 and hosts >= places.names) or 1 < case.world <= len(ranks)
     if alike and item.id.startswith(_OF_THE_JOB):
         return set(), set()
-    if (
-        item.id == "net.firewall" and not ranks and len(hosts) == 1
-    ):  # who lets nothing in; of a path, both ends are told
+    # Who lets nothing in; of a path, both ends are told.
+    if item.id == "net.firewall" and not ranks and len(hosts) == 1:
         ranks = places.ranks(hosts)
     if item.id.startswith(_OF_A_HOST) and (not ranks or item.id.startswith(_ALIKE_THERE)):
         ranks |= places.ranks(hosts)

@@ -58,9 +58,8 @@ class Case(Logs):
     @functools.cached_property
     def world(self) -> int:
         """The number of ranks, as far as the logs say: there may be more, of higher numbers; 0 if they do not."""
-        listed = (
-            int(hit.groups["rank"]) for hit in self.hits("torchrun-rank", "rank-itself")
-        )  # it may not have said a word
+        # Who is listed may not have said a word.
+        listed = (int(hit.groups["rank"]) for hit in self.hits("torchrun-rank", "rank-itself"))
         return max([self.world_told, *(rank + 1 for rank in (*self.summary.ranks, *listed) if rank < MOST_RANKS)])
 
     @functools.cached_property

@@ -260,8 +260,10 @@ def _began_all_the_same(case: Case, hit: Hit) -> bool:
 
 
 def _measured_after(case: Case, hit: Hit) -> bool:
-    """Whether a test's rows follow an adapter's refusal: MPI's own, and it went another way."""
-    return hit.signature == "modify-qp" and any(later(row, hit) for row in case.lasts("busbw-row"))
+    """Whether a test's rows follow an adapter's refusal of a datagram's queue pair: MPI's own (NCCL has none), and it went another way."""
+    return (
+        hit.signature == "modify-qp" and "UD QP" in hit.text and any(later(row, hit) for row in case.lasts("busbw-row"))
+    )
 
 
 # Drivers of adapters that carry no RDMA: what NCCL sends goes through their interfaces only where it names them.

@@ -49,7 +49,7 @@ def of_same_process(hit: Hit, told: Iterable[Hit]) -> list[Hit]:
 
 _STARTED = ("tests-device", "rank-on-host", "rank-on-host-somehow")  # a rank names itself and its host
 _SIZES = re.compile(r"--(nproc[-_]per[-_]node|num_processes|num_machines)[= ](\d{1,6})\b")
-_PROMPT = re.compile(r"[\w.-]{1,32}@([A-Za-z][\w.-]{1,63})[ :\])][^$#]{0,60}[$#] ")
+_TYPED_AT = ("host", "bracketed", "bare")  # what a shell's prompt calls the host
 _OWN_RANK = re.compile(r"(?<![A-Z_])RANK=(\d{1,7})\b")
 _MAPPED = re.compile(r"'([\w.-]{1,64})': \[([\d, ]{1,4000})\]")
 _TASKS = re.compile(r"srun: error: ([\w.-]+): tasks? (\d[\d,-]{0,200}): ")
@@ -117,11 +117,13 @@ class Names:
     def _of_commands(self) -> Iterator[tuple[str, int]]:
         """The host of each rank that a node's own command starts there (``--node_rank 1 --nproc_per_node 8``), or that its environment
         names (``RANK=2 WORLD_SIZE=4``): not where these are numbers of nodes, because there are more ranks than that."""
+        typed = {
+            place(hit): next(filter(None, map(hit.groups.get, _TYPED_AT)), "") for hit in self._hits("typed-launch")
+        }
         for hit in self._hits("node-started"):
             sizes = {name.replace("-", "_"): int(number) for name, number in _SIZES.findall(hit.text)}
             each = sizes.get("nproc_per_node", sizes.get("num_processes", 0) // max(sizes.get("num_machines", 1), 1))
-            prompt = _PROMPT.search(hit.text)
-            host = hit.host or (prompt[1] if prompt else "")
+            host = hit.host or typed.get(place(hit), "")
             if host and each <= _MOST_LOCAL:
                 first = int(hit.groups["node"]) * each
                 yield from ((host, rank) for rank in range(first, first + each))

@@ -256,7 +256,8 @@ class Scanner:
             self._kept.add(signature, groups, said, times)
             said.known.append(signature.name)
             trouble |= signature.role in (Role.CAUSE, Role.SYMPTOM)
-            if signature.rows >= max(self._rows_left, 1):
+            # What clush puts between the parts of a table ends none.
+            if signature.rows and not (self._rows_left and signature.name == "group-heading"):
                 self._table, self._rows_left = signature.name, signature.rows
         self._count_busy(live, trouble)
         if said.line.rank is not None:

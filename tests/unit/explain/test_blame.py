@@ -274,6 +274,7 @@ def test_an_exit_of_pythons_does_not_name_who_was_late() -> None:
     [
         "gx7: + torchrun --nnodes=2 --node_rank=1 --nproc_per_node=2 train.py",
         "ops@gx7:~$ torchrun --nproc-per-node 2 --nnodes 2 --node-rank 1 train.py",
+        "gx7$ torchrun --nproc-per-node 2 --nnodes 2 --node-rank 1 train.py",
         "gx7: accelerate launch --num_processes 4 --num_machines 2 --machine_rank 1 train.py",
         "gx7: RANK=3 WORLD_SIZE=4 MASTER_ADDR=gx6",
         "gx7: | distributed init (rank 3): env://",

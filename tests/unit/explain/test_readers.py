@@ -387,3 +387,12 @@ def test_a_paste_that_begins_inside_a_traceback_keeps_its_frames(first: str, lea
 def test_a_frame_in_the_middle_of_a_log_begins_no_traceback(first: str) -> None:
     log = f"{first}\nworld\n" + '  File "/w/train.py", line 120, in main\n    main()\n' + "KeyError: 'dog'\n"
     assert all(not item.frames for item in _scan(log).tracebacks)
+
+
+def test_another_tables_heading_ends_a_table_and_what_clush_puts_between_its_parts_does_not() -> None:
+    queried = "index, clocks.current.sm [MHz], temperature.gpu\n0, 1980 MHz, 40\n"
+    drained = "REASON               USER      TIMESTAMP           NODELIST\nbad gpu              root      2026-01-01T00:00:00 n7\n"
+    groups = _scan(queried + drained).groups
+    assert [hit.text.split()[0] for hit in groups["sinfo-reasons-rows"].hits] == ["bad"]
+    parts = _scan(f"{queried}---------------\nn7\n---------------\n0, 345 MHz, 41\n").groups
+    assert parts["gpu-table-rows"].hits[-1].text == "0, 345 MHz, 41"
