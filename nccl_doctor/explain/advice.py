@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nccl_doctor.env import recommend, versions
 from nccl_doctor.env.assignments import Assignment, How
@@ -17,15 +17,25 @@ from nccl_doctor.findings import playbooks
 from nccl_doctor.findings.model import EnvAdvice, Evidence, Fix
 
 
-def fix(case: Case, page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...]) -> Fix:
-    """What the playbook says under this heading, with the device that the first line quoted names, and what of it was
-    done already."""
+def fix(
+    case: Case, page: playbooks.Playbook, heading: str, evidence: tuple[Evidence, ...], hosts: Collection[str]
+) -> Fix:
+    """What the playbook says under this heading, with the device that the first line quoted names, the hosts to blame, and what
+    of it was done already."""
     text = page.section(heading)
     told = _here(_first_paragraph(text), evidence)
+    if few := _few(hosts):
+        told = re.sub(r"\bNODE(?=`)", few, told)
     done = [setting for setting in _set_here(case) if re.search(rf"\b{re.escape(setting)}(?!\w)", told)]
     if done:
         told += f" ({' and '.join(done)} {'is' if len(done) == 1 else 'are'} set already.)"
     return Fix(told, _here(_first_command(text), evidence))
+
+
+def _few(hosts: Collection[str]) -> str:
+    """These hosts as an option's value, if they are few and no more than names: a log must not write what is pasted into a shell."""
+    plain = all(re.fullmatch(r"\w[\w.:-]{0,252}", host) for host in hosts)
+    return ",".join(sorted(hosts)) if plain and len(hosts) <= _FEW_HOSTS else ""
 
 
 def _set_here(case: Case) -> list[str]:
@@ -105,6 +115,8 @@ def _oldest(case: Case, what: str) -> str:
     return min(found, key=versions.parse, default="")
 
 
+_FEW_HOSTS = 4
+_SHOWN_THERE = ("gpu.", "sys.")  # on the host itself, without another one beside it
 _NETWORK = "nccl-doctor check --stage connectivity,ports,interfaces --hosts HOSTFILE"
 _HANG = "nccl-doctor hang --hosts HOSTFILE"
 _NEXT = {
@@ -251,7 +263,13 @@ def _to_confirm(best: Cause) -> Iterator[str]:
     """What would show that it is this cause."""
     if any(item.name.endswith("_SOCKET_IFNAME") for item in playbooks.load(best.playbook).env):
         yield "nccl-doctor env recommend --hosts HOSTFILE"
-    yield from (command for start, command in _NEXT.items() if best.playbook.startswith(start))
+    few = _few(best.hosts) if best.playbook.startswith(_SHOWN_THERE) else ""
+    where = f"-H {few}" if few else "--hosts HOSTFILE"
+    yield from (
+        command.replace("--hosts HOSTFILE", where)
+        for start, command in _NEXT.items()
+        if best.playbook.startswith(start)
+    )
     if best.id == "sys.host-oom":
         where = best.hosts[0] if best.hosts else "the host of the killed rank"
         yield f"on {where}: sudo dmesg -T | grep -i -E 'oom|killed process'"

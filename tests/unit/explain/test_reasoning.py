@@ -17,7 +17,7 @@ from rich.console import Console
 
 from nccl_doctor import explain
 from nccl_doctor.env import versions
-from nccl_doctor.explain import candidates, topics, trouble
+from nccl_doctor.explain import blame, candidates, topics, trouble
 from nccl_doctor.explain.api import analyse
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate
@@ -294,6 +294,21 @@ def test_the_device_named_by_the_proof_is_in_sentence_and_command() -> None:
     gpu = explain_text("n7 kernel: NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus.\n")
     assert "(0000:c1:00)" in gpu.sentence
     assert "--gpu-reset -i 0000:c1:00.0" in gpu.causes[0].fixes[0].text
+
+
+def test_commands_name_the_host_to_blame() -> None:
+    lost = explain_text("srun: error: Node failure on nid005431\nsrun: Job step aborted: Waiting up to 32 seconds\n")
+    assert "`--exclude=nid005431`" in lost.causes[0].fixes[0].text
+    assert lost.next == ("nccl-doctor check --stage system -H nid005431",)
+    many = "".join(f"srun: error: Node failure on nid{at:06}\n" for at in range(6))
+    assert explain_text(many).next == ("nccl-doctor check --stage system --hosts HOSTFILE",)
+
+
+def test_no_log_writes_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "who", lambda *_: (set(), {"$(reboot)"}))
+    lost = explain_text("srun: error: Node failure on nid005431\n")
+    assert lost.causes[0].hosts == ("$(reboot)",)
+    assert "reboot" not in " ".join((*lost.next, lost.causes[0].fixes[0].text))
 
 
 def test_an_undecided_report_says_first_what_would_decide_and_repairs_nothing() -> None:
