@@ -65,6 +65,7 @@ _RETRIES = frozenset(
         "engine-waits-for-nodes",
         "grpc-unavailable",
         "server-awaited",
+        "paddle-peers-awaited",
         "inference-server-awaited",
         "build-lock",
         "horovod-stall",

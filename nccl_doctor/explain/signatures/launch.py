@@ -539,6 +539,17 @@ says(
     why="The scheduler cannot place the job.",
 )
 says(
+    "paddle-peers-awaited",
+    " Waiting peer start...",  # paddle/distributed/launch/controllers: master.py
+    " peer not ready Job: ",  # collective.py
+    role=Role.SYMPTOM,
+    cause="launch.world-size",
+    strength=0.48,
+    fold="Paddle's launcher waits for the other nodes",
+    title="Paddle's launcher waits for the launchers of the other nodes: fewer of them were started than --nnodes says, or they do not reach --master",
+    why="It starts no worker before as many launchers as there are nodes have written their address to the master.",
+)
+says(
     "ray-cluster-incomplete",
     "Ray cluster status: {alive:int}/{wanted:int} nodes alive",  # vLLM's production stack
     cause="launch.world-size",
