@@ -84,10 +84,15 @@ def _failing(hits: list[Hit]) -> list[Hit]:
     return [hits[line] for line in sorted(lines) if says_failure(hits[line].text)]
 
 
+def harmless_places(case: Case) -> set[tuple[str, int]]:
+    """Where lines stand that are known to be harmless."""
+    return {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
+
+
 @functools.lru_cache(maxsize=1)
 def lines(case: Case) -> list[Hit]:
     """The lines that sound like trouble and are not known to be harmless or mere consequences."""
-    quiet = {place(hit) for harmless in case.seen(Role.HARMLESS) for hit in case.hits(harmless.name)}
+    quiet = harmless_places(case)
     said = [hit for hit in case.hits("error-line") if place(hit) not in quiet and not bystanders.is_typed(hit.text)]
     many = [
         one for one in case.seen(Role.HARMLESS) if case.count(one.name) > len(case.hits(one.name))

@@ -9,7 +9,7 @@ from statistics import median
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.lines import in_order, just_below, later
+from nccl_doctor.explain.lines import in_order, just_below, later, place
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.readers import bystanders
 from nccl_doctor.facts.fold import ranges
@@ -26,7 +26,10 @@ NEAR = 60  # lines: a traceback and what follows it
 
 def gave_up(case: Case, ranks: set[int] | None, before: Hit | None = None) -> list[Hit]:
     """Lines (just before another) in which these ranks (None: anybody) say, in words of their own, that they end."""
-    said = [*(hit for hits in case.summary.before.values() for hit in hits), *trouble.lines(case)]
+    quiet = trouble.harmless_places(case)
+    said = [hit for hits in case.summary.before.values() for hit in hits if place(hit) not in quiet] + trouble.lines(
+        case
+    )
     if before is not None:
         said = [hit for hit in said if just_below(before, hit, NEAR)]
     return [

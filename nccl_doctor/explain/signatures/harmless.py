@@ -555,3 +555,9 @@ says(
     why="lspci: a PCIe link is at its lowest speed, with all its lanes: a GPU with nothing to do saves power so, and an adapter does not.",
     where=lambda groups, line: line.count("(downgraded)") == 1,
 )
+says(
+    "tensorflow-data-ended",
+    "Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
+    role=H,
+    why="TensorFlow says so whenever an iterator over data comes to its end, at the end of an epoch too.",
+)
