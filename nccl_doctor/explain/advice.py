@@ -10,7 +10,7 @@ from nccl_doctor.env.recommend_hang import recorder
 from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import related
 from nccl_doctor.explain.case import Case
-from nccl_doctor.explain.lines import ranks_of, shape
+from nccl_doctor.explain.lines import place, ranks_of, shape
 from nccl_doctor.explain.model import Cause, Verdict
 from nccl_doctor.facts.fold import ranges
 from nccl_doctor.findings import playbooks
@@ -213,10 +213,13 @@ def next_steps(case: Case, verdict: Verdict, causes: tuple[Cause, ...]) -> tuple
 def _to_decide(case: Case, verdict: Verdict, best: Cause | None) -> Iterator[str]:
     """What would tell which cause it is."""
     heard = case.summary.ranks | ranks_of(case.hits("nccl-init-start", "nccl-init-complete"))
-    missing = missing_ranks(case) or ranges([rank for rank in best.ranks if rank not in heard] if best else [])
+    quoted = {(item.source, item.line) for item in best.evidence} if best else set()
+    raised = any(place(item.hit) in quoted for item in case.exceptions.ordinary)  # its own words are here
+    unheard = [] if raised or not best else [rank for rank in best.ranks if rank not in heard]
+    missing = missing_ranks(case) or ranges(unheard)
     if missing:
         yield f"collect the logs of {named(missing)}: these hold nothing that was said there, and the others only waited"
-    elif best and best.id == "app.rank-exception":
+    elif best and best.id == "app.rank-exception" and not raised:
         who = named(ranges(list(best.ranks))) if best.ranks else "the worker that ended first"
         yield f"collect the whole log of {who} (torchrun: --log-dir logs --redirects 3): it alone says why"
     if verdict is Verdict.UNDECIDED and best and best.id in ("launch.world-size", "launch.rdzv") and not missing:

@@ -54,6 +54,7 @@ _PEER = re.compile(
     r"\b(?:peer|from|to|towards) (\[?[\w.:-]{2,64}?)\]?<\d+>|\b(?:Read|Write) error \[([\w.:]{2,64})\]:\d+"
 )
 _PID = re.compile(r"\bpid[=: ]{1,2}'?(\d{2,9})\b|\b[Kk]illed process (\d{2,9})\b")
+_ACTORS_PID = re.compile(r"\bpid: (\d{2,9})$")
 _INIT = ("nccl-init-start", "nccl-init-complete", "nccl-abort")
 # These are troubles of a machine, whichever pod met them.
 _OF_A_MACHINE = ("gpu.", "ib.", "sys.node-failure")
@@ -69,6 +70,7 @@ _WHOLE_JOB = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED |DUE TO TIME LIMIT|srun: (?:Job step aborted|Force Terminated|forcing job)"
 )
 _NAMED_RANK = re.compile(r"\b(?:on rank |Rank (?=\d+, node ))(\d{1,6})\b")
+_ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d{1,7})\b")
 _RAYS_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: ([\d.]+)")
 _VERSIONS = re.compile(r"rank (\d{1,7}) version (\d{1,9})\b")
 _NUMBER_IN_NAME = re.compile(r"\d+(?=\D*$)")
@@ -285,6 +287,8 @@ def _ranks_behind(case: Case, item: Candidate, hosts: set[str], places: Places) 
     if item.id.startswith(_OF_A_PROCESS):
         telling = (hit.text for hit in item.hits if "pid" in hit.text or "illed" in hit.text)
         pids = ["".join(pid) for text in telling for pid in _PID.findall(text)]
+        if any(hit.signature == "ray-vanished" for hit in item.hits):  # of an actor, which the lines above describe
+            pids = [pid[1] for row in case.hits("ray-actor-rows") if (pid := _ACTORS_PID.search(row.text))] or pids
         ranks = case.ranks_with(pids, _all_names(item, hosts, places))
     if not ranks and item.id.startswith("gpu."):
         ranks = _of_gpu(case, item, hosts, places)
@@ -322,7 +326,11 @@ def _only_one(item: Candidate, hosts: set[str]) -> set[int]:
 
 
 def _failed_otherwise(case: Case) -> set[int]:
-    """The ranks that ended with an error of Python's, where torchrun's table has others, and a signal ended all of these."""
+    """The rank that ended all others of its MPI job; or the ranks that ended with an error of Python's, where torchrun's table has
+    others, and a signal ended all of these."""
+    aborted = {int(rank) for hit in case.hits("mpi-abort") for rank in _ABORTED.findall(hit.text)}
+    if len(aborted) == 1:
+        return aborted
     raised = {rank for rank, code in case.exits.items() if code == 1}
     others = [code for rank, code in case.exits.items() if rank not in raised]
     return raised if others and max(others) < 0 else set()

@@ -100,7 +100,8 @@ class Case(Logs):
     @functools.cached_property
     def distributed(self) -> bool:
         """Whether anything in the logs shows a distributed job."""
-        return self.has(*DISTRIBUTED) or any(rank > 0 for rank in self.summary.ranks)
+        several = self.world_told > 1 or any(rank > 0 for rank in self.summary.ranks)
+        return several or self.has(*DISTRIBUTED) or any("MPI_ABORT" in hit.text for hit in self.hits("mpi-abort"))
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:

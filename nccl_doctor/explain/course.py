@@ -29,12 +29,15 @@ DISTRIBUTED = (
     "store-barrier",
     "watchdog-status",
     "hccl-wrapper",
+    "jax-coordinator",
 )
 _DAY = 86400.0  # seconds: no time zone makes up for so much
 _HALF_A_YEAR = 183 * _DAY  # times have no year: what seems to be longer ago was after New Year
 _SOON = 8  # lines: what a program that has come to its end still prints, and the traceback of an interrupt
 STOPPED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|signal: (?:2|15)\b")
 _ANSWER = 'HTTP/1.1" 200'  # a server answers requests one by one: the next answer shows that it lives
+# Ray tells what several workers say alike once, seconds later: within so many lines it proves nothing of what came first.
+_REPEATED, _HELD_BACK = "x across cluster]", 100
 ZONES = 1800.0  # seconds: time zones differ by multiples of this
 _CLOCKS_APART = 10.0  # seconds: what clocks of two hosts may differ
 _PASTED = 5.0  # seconds: more than a job's streams lie behind one another
@@ -207,7 +210,8 @@ class Course:
         ):
             return True
         step = self._logs.last("progress", hit.file)
-        if step is not None and step.line >= hit.line + (1 if _ANSWER in step.text else lines):
+        behind = 1 if step is not None and _ANSWER in step.text else lines
+        if step is not None and step.line >= hit.line + (_HELD_BACK if _REPEATED in step.text else behind):
             return True
         return lines <= LINES_AFTER and self._stepped_on(hit)
 

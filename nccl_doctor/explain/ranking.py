@@ -315,6 +315,9 @@ def _explains(case: Case, cause: Candidate, effect: Candidate, before: dict[str,
         and (cause.id in _WATCHED or _why_interrupted(case, cause, effect))
     ):
         return True
+    waited = (cause.id, effect.id) == ("launch.world-size", "launch.killed") and not case.has("progress")
+    if waited and before[cause.id] >= _SEEN:  # for what it never got, until somebody, or a limit, ended it
+        return True
     if {cause.id, effect.id} == {"launch.killed", "sys.node-failure"}:
         killed = cause if cause.id == "launch.killed" else effect
         if any(_TAKEN_AWAY.search(hit.text) for hit in killed.hits):  # a host that was taken away is lost, too

@@ -493,10 +493,13 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
         busy = still_busy(hit for hit in case.hits("straggler-words") if just_below(first, hit, NEAR))
     if not busy:
         return
-    ranks = {busy[-1].rank} if busy[-1].rank is not None else set(ranks_named(busy[-1].text)[:1])
+    last = busy[-1]
+    ranks = {last.rank} if last.rank is not None else set(ranks_named(last.text)[:1])
     if ranks and ranks <= _waited_from_the_start(case):
         return
-    last = busy[-1]
+    if last.rank is not None:  # others may have begun the same; who waited had done it
+        waiting = ranks_of(case.hits(*_GAVE_UP_WAITING, *of_engine))
+        ranks |= ranks_of(hit for hit in busy if shape(hit.text) == shape(last.text)) - waiting
     waited = {item.rank for item in case.work}
     # Who speaks without a number is rank 0 most often; here all others wait, and these are its last words.
     sure = not ranks and last is before[-1] and len(waited) > 1 and set(range(case.world)) - waited == {0}
@@ -510,7 +513,7 @@ def busy_before_timeout(case: Case) -> Iterable[Candidate]:
     yield Candidate(
         "app.straggler-timeout",
         0.76 if on else 0.72 if sure else 0.68 if _BAR.search(last.text) else 0.58,
-        f"a rank was busy beyond the time-out: {ending(last.text, 110)}",
+        f"{'ranks were' if len(ranks) > 1 else 'a rank was'} busy beyond the time-out: {ending(last.text, 110)}",
         [*after, last, alike[0], *called_from(case), *reversed(busy[-8:]), *case.hits("watchdog-timeout")[:2]],
         {0} if sure else ranks,
         set() if ranks else hosts_of([last]),

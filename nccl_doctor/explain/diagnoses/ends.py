@@ -8,7 +8,7 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain import trouble
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
-from nccl_doctor.explain.diagnoses.words import gave_up
+from nccl_doctor.explain.diagnoses.words import NO_DATA, gave_up, last_words
 from nccl_doctor.explain.lines import came_after, ending, just_below, place, ranks_of, shortened, speakers
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.processes import failure_table, of_same_process
@@ -176,6 +176,7 @@ def worker_exit_without_words(case: Case) -> Iterable[Candidate]:
     hits = [*(hit for rank, hit in ends if rank in ranks), *hits]
     of_launcher = set(map(place, hits))
     own_words, words = ([hit for hit in gave_up(case, of) if place(hit) not in of_launcher] for of in (ranks, None))
+    own_words = own_words or [hit for hit in last_words(case, ranks) if NO_DATA.search(hit.text)]
     said = own_words or words
     if said:
         title = f"a rank gave up: {ending(said[-1].text, 110)}"

@@ -8,8 +8,9 @@ from nccl_doctor.explain import lazy_re as re
 from nccl_doctor.explain.case import Case
 from nccl_doctor.explain.diagnoses import Candidate, diagnosis, rivals
 from nccl_doctor.explain.hang import CRASHED
-from nccl_doctor.explain.lines import later, speakers
+from nccl_doctor.explain.lines import later, shape, speakers
 from nccl_doctor.explain.model import Hit
+from nccl_doctor.facts.fold import few
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
@@ -17,6 +18,8 @@ _LATE = re.compile(r"timed out task names:((?:\\n/job:\S+?/task:\d+)+)")  # an e
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
 _MISSED = re.compile(r"heartbeat timeout|stopped sending heartbeats")  # whenever that is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
+_NUMBER = re.compile(r"\b(\d{1,6})\s*$")
+_FEW = 3  # tasks: of more, what they have in common ended them
 
 
 def _after(hit: Hit, others: list[Hit]) -> bool:
@@ -71,6 +74,24 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         yield Candidate(
             "app.straggler-timeout", 0.72 if late else 0.46, title, [*hits[:1], *rows[:4], *hits[1:]], ranks
         )
+
+
+@diagnosis
+def silent_task(case: Case) -> Iterable[Candidate]:
+    """The coordinator tells by its number which task it no longer hears: that one died, was stopped, or was cut off."""
+    heads = [shape(hit.text) for hit in case.hits("jax-unhealthy")]
+    rows = []
+    for hit in case.hits("jax-unhealthy-rows"):
+        found = _NUMBER.search(hit.text)
+        # Nothing else on the line, but for what stands before every line.
+        if found and any(head.startswith(shape(hit.text[: found.start()])) for head in heads):
+            rows.append((hit, int(found[1])))
+    missed = case.hits("jax-heartbeat-missed")
+    tasks = {number for _, number in rows} | {int(hit.groups["task"]) for hit in missed}
+    if 0 < len(tasks) <= _FEW:
+        title = f"task {few(sorted(tasks))} of the JAX job stopped answering its coordinator"
+        hits = [*missed[:2], *case.hits("jax-unhealthy")[:1], *(hit for hit, _ in rows[:2])]
+        yield Candidate("net.peer-lost", 0.52, title, hits, tasks)
 
 
 @diagnosis

@@ -86,6 +86,7 @@ NO_DATA = re.compile(
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
+_FULL_BAR = re.compile(r"(?:100% ?\||[━█]).{0,80}?\b(\d{1,9})/\1\b")
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok(?:ens?)?/s|grad_norm|\b(?:prefill|decode) batch\b", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings, announcements.
 _NOT_WORK = re.compile(
@@ -108,6 +109,9 @@ def still_busy(hits: Iterable[Hit]) -> list[Hit]:
         text = _TRACEBACK_BEGINS.split(hit.text)[0]  # a bar has no line feed: a traceback can begin on its line
         if _STEP.search(text) and not _WORK_BAR.search(text):
             busy = [item for item in busy if item.file != hit.file or item.rank != hit.rank]
+        elif _FULL_BAR.search(text):  # that work is done, which some programs print as a line for each step
+            label = text.partition("%")[0].rstrip("0123456789. ")
+            busy = [item for item in busy if item.file != hit.file or not (label and item.text.startswith(label))]
         elif _BUSY.search(text) and not (
             _NOT_WORK.search(text) or NO_DATA.search(text) or bystanders.is_of_a_service(text)
         ):

@@ -7,6 +7,7 @@ and shown to the signatures. While a traceback is open every line is looked at: 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ PIECE = 256 << 10  # read at once: stays in a core's cache until it was searched
 STEP = 4 << 10  # behind a line that was looked at, this much at least is not passed over
 AFTER_LINES = 24  # and so many lines: whether the work went on after a line is told by their numbers
 TAIL = 64 << 10
-BEFORE_LINES = 40
+BEFORE_LINES = 40  # without the frames of a traceback, which may be more
 BEFORE = 32 << 10  # bytes
 HEAD_LINES = 40
 # An anchor that was seen this often in one file without any sign of trouble is dropped for the rest of the file; one
@@ -42,6 +43,17 @@ CHANNEL_LINE = 400  # bytes
 _ESCAPE = b"\x1b"  # one byte is looked for at the memory's speed, two are not: that cost half of the reading
 _COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _CHANNEL = b" NCCL INFO Channel "
+_FRAME = b'  File "'
+
+
+def _frames(lines: list[bytes]) -> set[int]:
+    """Which lines, counted from the last one, are frames of tracebacks, with the line of code and the mark below each."""
+    found: set[int] = set()
+    for at, line in enumerate(lines):
+        if _FRAME in line:
+            below = (nth for nth in (at + 1, at + 2) if nth < len(lines) and b"    " in lines[nth])
+            found.update(len(lines) - nth for nth in (at, *below))
+    return found
 
 
 class _Repeated(msgspec.Struct):
@@ -277,9 +289,12 @@ class Scanner:
         text_before = block[max(0, at - BEFORE) : at]
         if at < BEFORE:
             text_before = earlier()[at - BEFORE :] + text_before
-        lines = text_before.removesuffix(b"\n").rsplit(b"\n", BEFORE_LINES)[-BEFORE_LINES:]
+        most = -1 if _FRAME in text_before else BEFORE_LINES
+        lines = text_before.removesuffix(b"\n").rsplit(b"\n", most)
+        frames = _frames(lines)
+        numbered = zip(range(number - 1, 0, -1), reversed(lines), strict=False)
         later: dict[bytes, int] = {}  # of a shape of line, how many follow that are kept
-        for index, raw in zip(range(number - 1, 0, -1), reversed(lines), strict=False):
+        for index, raw in itertools.islice((one for one in numbered if number - one[0] not in frames), BEFORE_LINES):
             shape = raw[:LINE_LIMIT].translate(None, DIGITS)
             later[shape] = later.get(shape, 0) + 1
             if self._own.had(index) or b"NCCL INFO" in raw or (later[shape] > SAME_SHAPE and b"ank" not in raw):

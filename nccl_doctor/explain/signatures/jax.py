@@ -78,6 +78,17 @@ says(
     why="Its process, its host or the network between died: that task's own log and the scheduler's events say which.",
     where=lambda groups, line: "heartbeat timeout" in line or re.search(r"/task:\d+\s*$", line) is not None,
 )
+says(
+    "jax-unhealthy",
+    "tasks are unhealthy (stopped sending heartbeats)",
+    why="Below it the coordinator lists the tasks of which it hears nothing: since JAX 0.5 by their numbers alone.",
+    rows=3,
+)
+says(
+    "jax-heartbeat-missed",
+    "Task {task:int} heartbeat timeout",
+    why="The coordinator of JAX heard nothing of a task for too long.",
+)
 _XLA_ABORTS = (
     "Aborting communicator: {communicator} due to async NCCL error: {error}",
     "Aborting communicator: {communicator} due to error: {error}",

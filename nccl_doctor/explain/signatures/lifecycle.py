@@ -337,6 +337,13 @@ says(
     role=Role.FACT,
     why="Ray Train's list of its workers: which process is which rank.",
 )
+says(
+    "ray-actor",
+    "class_name: {name:word}",
+    role=Role.FACT,
+    why="Ray describes an actor that died: the lines below tell its process.",
+    rows=2,
+)
 says("destroyed", "Destroy COMPLETE", role=Role.END, why="A communicator was destroyed in order.")
 
 says(
