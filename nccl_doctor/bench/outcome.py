@@ -17,6 +17,7 @@ from nccl_doctor.bench.world import Prepared, World
 from nccl_doctor.facts import files
 from nccl_doctor.facts.collectives import Collectives
 from nccl_doctor.facts.redaction import redact_environment, redact_text
+from nccl_doctor.findings.exit_codes import ExitCode
 from nccl_doctor.findings.model import Finding
 from nccl_doctor.rules.collective_failures import failures
 from nccl_doctor.rules.collective_rates import slow_hosts, wrong_results
@@ -68,6 +69,29 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     ranks: tuple[RankTail, ...] = ()
     min_busbw: float = 0.0
+
+    def exit_code(self, fail_on: str | None, *, compared: bool = False) -> ExitCode:
+        """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it.
+
+        Who names a bandwidth (``--min-busbw``) or a run (``--baseline``: ``compared``) and no ``--fail-on`` asks for what that
+        had, and for nothing else.
+        """
+        if any(note.startswith(INTERRUPTED) for note in self.notes):
+            return ExitCode.INTERRUPTED
+        if not self.complete or any(item.kind == "wrong" for item in self.verdicts):
+            return ExitCode.FINDINGS
+        if any(item.severity.value == "fail" for item in self.findings):
+            return ExitCode.FINDINGS
+        if not self.results.measurements and not self.results.gemm:
+            return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
+        if fail_on == "slow" and self.findings:  # a slow collective, host or pair, or a path worse than the hosts offer
+            return ExitCode.FINDINGS
+        gated = fail_on == "slow" or (fail_on is None and (self.min_busbw > 0 or compared))
+        if gated and any(item.kind == "slow" for item in self.verdicts):
+            return ExitCode.FINDINGS
+        if gated and any(item.kind == "cannot-judge" for item in self.verdicts):
+            return ExitCode.INCOMPLETE
+        return ExitCode.HEALTHY
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -326,7 +326,7 @@ class _Telling:
         from nccl_doctor.bench.outcome import write
         from nccl_doctor.report.bench_plot import write_plot
 
-        code = exit_code(outcome, self.fail_on, compared=self.before is not None)
+        code = outcome.exit_code(self.fail_on, compared=self.before is not None)
         runs = [("this run", outcome)] + ([("baseline", self.before)] if self.before else [])
         not_saved = _trouble("--save", self.save, lambda path: write(outcome, path))
         not_plotted = _trouble("--plot", self.plot, lambda path: write_plot(path, runs))
@@ -365,29 +365,3 @@ def _trouble(option: str, path: Path | None, write: Callable[[Path], None]) -> s
     except OSError as error:
         return f"{option} {path}: {error.strerror or error}"
     return ""
-
-
-def exit_code(outcome: Outcome, fail_on: str | None, *, compared: bool = False) -> ExitCode:
-    """Interrupted, failed, wrong or (if asked) slow; what cannot be judged is only a failure for who gates on it.
-
-    Who names a bandwidth (``--min-busbw``) or a run (``--baseline``: ``compared``) and no ``--fail-on`` asks for what that
-    had, and for nothing else.
-    """
-    from nccl_doctor.bench.outcome import INTERRUPTED
-
-    if any(note.startswith(INTERRUPTED) for note in outcome.notes):
-        return ExitCode.INTERRUPTED
-    if not outcome.complete or any(item.kind == "wrong" for item in outcome.verdicts):
-        return ExitCode.FINDINGS
-    if any(item.severity.value == "fail" for item in outcome.findings):
-        return ExitCode.FINDINGS
-    if not outcome.results.measurements and not outcome.results.gemm:
-        return ExitCode.NOTHING_CHECKED  # every size was left out, each with its reason
-    if fail_on == "slow" and outcome.findings:  # a slow collective, host or pair, or a path worse than the hosts offer
-        return ExitCode.FINDINGS
-    gated = fail_on == "slow" or (fail_on is None and (outcome.min_busbw > 0 or compared))
-    if gated and any(item.kind == "slow" for item in outcome.verdicts):
-        return ExitCode.FINDINGS
-    if gated and any(item.kind == "cannot-judge" for item in outcome.verdicts):
-        return ExitCode.INCOMPLETE
-    return ExitCode.HEALTHY

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from recorded_host import write_tree
 
+from nccl_doctor.agent import probing
 from nccl_doctor.agent.collective import group, measuring, memory, world
 from nccl_doctor.agent.collective.channel import Progress
 from nccl_doctor.agent.collective.errors import PlannedError, is_lack_of_memory, is_refusal, words_of_lack
@@ -239,15 +241,25 @@ def test_memory_that_torch_keeps_for_reuse_counts_as_free(worker: Callable[..., 
     assert "GPU memory" in memory.lack(made, 80 << 30)
 
 
-def test_what_files_fill_a_cgroup_with_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CGROUPS", ((f"{tmp_path}/", "memory.max", "memory.current"),))
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("990000\n")
+def test_memory_is_what_the_groups_of_a_step_leave_and_what_files_fill_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under Slurm: the limit is the step's, and the host's top group has none."""
+    monkeypatch.setattr(probing, "ROOT", str(tmp_path))
+    step = "/sys/fs/cgroup/slurm/job_7/step_0"
+    tree = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n",
+        "/proc/self/mountinfo": "22 21 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "/proc/self/cgroup": "0::/slurm/job_7/step_0\n",
+        f"{step}/memory.max": "1000000\n",
+        f"{step}/memory.current": "990000\n",
+    }
+    write_tree(tmp_path, tree)
     assert memory.available_memory() == 10_000
-    (tmp_path / "memory.stat").write_text("anon 90000\ninactive_file 600000\nactive_file 300000\n")
+    write_tree(tmp_path, {f"{step}/memory.stat": "anon 90000\ninactive_file 600000\nactive_file 300000\n"})
     assert memory.available_memory() == 910_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_memory() > 1_000_000
+    write_tree(tmp_path, {f"{step}/memory.max": "max\n"})
+    assert memory.available_memory() == 5000 * 1024
 
 
 def test_a_graph_is_captured_beside_other_threads_and_replayed(worker: Callable[..., Worker]) -> None:

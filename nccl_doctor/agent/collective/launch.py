@@ -43,6 +43,7 @@ _MODULES = (
     ".worker",
     ".world",
 )
+_BESIDE = (".cgroups", ".children", ".filesystems", ".probing")  # what they need of the agent: how much memory there is
 
 # Runs in the rank's Python: import the sources that come on the first line of stdin, then do the job.
 BOOTSTRAP = """
@@ -131,8 +132,8 @@ class Rank:
 def sources() -> Dict[str, str]:
     """The text of the worker's modules, from wherever this package was imported (files, a zip, memory)."""
     texts = {"nccl_doctor": "", "nccl_doctor.agent": ""}
-    for suffix in _MODULES:
-        name = _PACKAGE + suffix
+    beside = _PACKAGE.rpartition(".")[0]
+    for name in (*(_PACKAGE + suffix for suffix in _MODULES), *(beside + suffix for suffix in _BESIDE)):
         spec = importlib.util.find_spec(name)
         text = spec.loader.get_source(name) if spec and spec.loader and hasattr(spec.loader, "get_source") else None
         if text is None:

@@ -1,15 +1,13 @@
 """How much memory there is, and whether something fits into it."""
 
-import contextlib
+import re
 from typing import TYPE_CHECKING
+
+from nccl_doctor.agent.cgroups import cgroup
+from nccl_doctor.agent.probing import readable
 
 if TYPE_CHECKING:
     from .worker import Worker
-
-CGROUPS = (  # versions 2 and 1
-    ("/sys/fs/cgroup/", "memory.max", "memory.current"),
-    ("/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
 
 
 def lack(worker: "Worker", needed: int) -> str:
@@ -28,26 +26,18 @@ def lack(worker: "Worker", needed: int) -> str:
 
 
 def available_memory() -> int:
-    """Bytes a new allocation may take: MemAvailable, or what is left under the cgroup's limit if that is less.
+    """Bytes a new allocation may take: MemAvailable, or what is left under the tightest limit of the process' control groups
+    (of a container, a Slurm step or a slice) if that is less.
 
     What files were read fills a cgroup up to its limit, and is given up when memory is asked for: it counts as free.
     """
-    found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
-        for line in stream:
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    for base, limit, usage in CGROUPS:
-        with contextlib.suppress(OSError, ValueError), open(base + limit) as one, open(base + usage) as two:
-            found.append(int(one.read()) - int(two.read()) + _cached(base + "memory.stat"))
+    found = [int(size) * 1024 for size in re.findall(r"^MemAvailable:\s*(\d+) kB", readable("/proc/meminfo"), re.M)]
+    group = cgroup()
+    limit = group["memory_limit_bytes"]
+    if limit is not None:
+        used = group["memory_used_bytes"]
+        found.append(0 if used is None else limit - used + group["memory_cache_bytes"])
     return max(0, min(found)) if found else 1 << 62
-
-
-def _cached(statistics: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(statistics) as stream:
-        rows = dict(line.split() for line in stream)
-        return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
-    return 0
 
 
 def amount(size: float) -> str:
