@@ -27,6 +27,8 @@ def docs(
     from nccl_doctor.report.playbook import WIDTH, told
 
     pages = manual.pages()
+    if not pages:
+        _tell.stop("the pages are missing: the installation is incomplete, reinstall nccl-doctor")
     if page is None:
         for name, text in pages.items():
             typer.echo(f"{name:<16}  {text.splitlines()[0].removeprefix('# ').replace('`', '')}")

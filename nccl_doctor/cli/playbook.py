@@ -63,7 +63,7 @@ def _search(words: str) -> None:
     from nccl_doctor.findings import manual, playbooks
 
     holding = _holding(words)
-    if aid := _is_of_first_aid(words, manual.pages()["first-aid"]):
+    if aid := _is_of_first_aid(words, manual.pages().get("first-aid", "")):
         typer.echo("what this message says, and what it does not: nccl-doctor docs first-aid\n")
     if holding:
         _list(holding)

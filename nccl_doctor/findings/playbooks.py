@@ -28,7 +28,6 @@ class Playbook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     title: str
-    area: str
     severity: str
     body: str
     tags: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import typer.main
 from typing_in import typed
 
 from nccl_doctor import cli
-from nccl_doctor.findings import playbooks
+from nccl_doctor.findings import manual, playbooks
 from nccl_doctor.report.playbook import text
 from nccl_doctor.rules.engine import STAGES
 
@@ -38,7 +38,7 @@ def test_generated_pages_are_fresh() -> None:
 @pytest.mark.parametrize("id", playbooks.names())
 def test_playbook_format(id: str) -> None:
     book = playbooks.load(id)
-    assert book.id == id and book.title and book.area
+    assert book.id == id and book.title
     assert book.severity in ("fail", "warn", "info")
     for heading in playbooks.HEADINGS:
         assert book.section(heading), f"{id}: {heading} is empty"
@@ -72,7 +72,7 @@ def test_a_playbook_on_a_terminal_has_all_words_and_no_long_prose(id: str) -> No
 
 def test_a_playbook_is_wrapped_by_paragraph_and_item() -> None:
     body = "## H\none two\nthree `a b` x\n- four five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
-    book = playbooks.Playbook("i", "t", "a", "fail", body)
+    book = playbooks.Playbook("i", "t", "fail", body)
     assert text(book, 10).partition("\n\n")[2] == (
         "## H\none two\nthree\n`a b` x\n- four\n  five six\n  seven\n- eight\n\n```\na  b c d e f\n```\n"
     )
@@ -216,6 +216,13 @@ def test_the_documentation_is_told_on_the_terminal() -> None:
         and "\n2. Take the time of a step of your job from its log, and say\n   on " in page
     )
     assert typed("docs inventry").exit_code == 2
+
+
+def test_an_installation_without_its_pages_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "pages", dict)
+    told = typed("docs")
+    assert told.exit_code == 2 and "reinstall nccl-doctor" in told.output
+    assert "app.ddp-unused-params" in typed("playbook", "unused parameters").output
 
 
 def test_the_pieces_that_contributors_copy_work(tmp_path: Path) -> None:
