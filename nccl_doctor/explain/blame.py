@@ -290,6 +290,8 @@ def _ranks_behind(case: Case, item: Candidate, hosts: set[str], places: Places) 
         if any(hit.signature == "ray-vanished" for hit in item.hits):  # of an actor, which the lines above describe
             pids = [pid[1] for row in case.hits("ray-actor-rows") if (pid := _ACTORS_PID.search(row.text))] or pids
         ranks = case.ranks_with(pids, _all_names(item, hosts, places))
+        if not ranks and item.id == "sys.host-oom":
+            ranks = case.ended_by_srun(item.hits)
     if not ranks and item.id.startswith("gpu."):
         ranks = _of_gpu(case, item, hosts, places)
     if not ranks and item.id.startswith(_OF_A_GPU):

@@ -42,6 +42,10 @@ class Logs:
         """The host of each rank, where the logs name one."""
         return self._names.hosts()
 
+    def ended_by_srun(self, said: Iterable[Hit]) -> set[int]:
+        """The ranks of which srun says in these lines that they have ended."""
+        return {rank for _, rank in self._names.ended_by_srun(said)}
+
     def ranks_with(self, pids: Iterable[str], hosts: Collection[str]) -> set[int]:
         """The ranks of these processes, on these hosts if any are given."""
         return self._names.with_pids(pids, hosts)

@@ -93,8 +93,18 @@ class Names:
             (hit.host, int(hit.groups["rank"])) for hit in self._hits("rank-itself", "lightning-member") if hit.host
         ]
         spoke = ((hit.host, rank) for rank, hit in self._summary.last_of_rank.items() if hit.host)
+        ends = (*self._hits("mpi-abort"), *(hit for hits in self._summary.tails.values() for hit in hits))
         found: dict[int, str] = {}
-        for pairs in (table, started, said, self._mapped(), self._of_commands(), self._ended_by_srun(), itself, spoke):
+        for pairs in (
+            table,
+            started,
+            said,
+            self._mapped(),
+            self._of_commands(),
+            self.ended_by_srun(ends),
+            itself,
+            spoke,
+        ):
             told: dict[int, set[str]] = {}
             for host, rank in pairs:
                 told.setdefault(rank, set()).add(host)
@@ -142,16 +152,25 @@ class Names:
             return {rank for pid, rank in self._by_pid.items() if pid in wanted}
         return set(found.values()) if hosts or len({host for host, _ in self._by_process}) < 2 else set()
 
-    def _ended_by_srun(self) -> Iterator[tuple[str, int]]:
-        """The host and the number of each task that srun says has ended, where tasks are ranks and not nodes."""
-        said = (*self._hits("mpi-abort"), *(hit for hits in self._summary.tails.values() for hit in hits))
+    def ended_by_srun(self, said: Iterable[Hit]) -> Iterator[tuple[str, int]]:
+        """The host and the number of each task of which srun says in these lines that it has ended, where tasks are ranks and not
+        nodes."""
         found = (told for hit in said if "srun: error: " in hit.text and (told := _TASKS.search(hit.text)))
         pairs = [(told[1], task) for told in found for task in _unfolded(told[2])]
         if any(hit.labelled for hit in self._summary.last_of_rank.values()):  # srun -l: its tasks are the ranks
             return iter(pairs)
         behind = self._summary.ranks_of_task  # of tasks that are nodes
         ranks = [(host, rank) for host, task in pairs for rank in behind.get(task, ())]
-        return iter(ranks or (pairs if max((task for _, task in pairs), default=0) >= self._highest else ()))
+        return iter(ranks or (pairs if self._are_ranks({task for _, task in pairs}) else ()))
+
+    def _are_ranks(self, tasks: set[int]) -> bool:
+        """Whether the tasks of a step are its ranks: none is higher, or all other ranks are heard of, and these do not come out
+        even on so many nodes as a task of such a number needs."""
+        last, world = max(tasks, default=0), self._highest + 1
+        if last >= self._highest:
+            return True
+        all_heard = set(range(world)) - set(self._summary.ranks) <= tasks
+        return all_heard and all(world % nodes for nodes in range(last + 1, world))
 
     @functools.cached_property
     def _highest(self) -> int:

@@ -34,6 +34,16 @@ def _crosswise(rows: list[Hit]) -> list[Hit]:
     return next(([one, other] for one, other in pairs if not _tensors(one) & _tensors(other)), [])
 
 
+def _alone(rows: list[Hit]) -> list[Hit]:
+    """The row of the one rank of a report that lacks other tensors than all others, who lack the same."""
+    for report in _reports(rows):
+        for row in report:
+            others = [_tensors(other) for other in report if other is not row]
+            if len(others) > 1 and set.intersection(*others) and all(map(_tensors(row).isdisjoint, others)):
+                return [row]
+    return []
+
+
 def _tensors(row: Hit) -> set[str]:
     """The tensors that a row of Horovod's report names."""
     listed = _STALLED_RANK.split(row.text)[-1].rstrip(" .]")
@@ -57,9 +67,12 @@ def horovod_stall(case: Case) -> Iterable[Candidate]:
     named = [*case.hits("horovod-missing"), *itertools.chain(*_reports(rows)[:1])]
     told = [hit.groups.get("ranks") or _STALLED_RANK.findall(hit.text)[0] for hit in named]
     missing = {int(rank) for text in told for rank in re.findall(r"\d+", text)}
-    if crosswise := _crosswise(rows):
+    if crosswise := _alone(rows) or _crosswise(rows):
         which = " and ".join(f"rank {_STALLED_RANK.findall(hit.text)[0]}" for hit in crosswise)
         title = f"Horovod: {which} each lack tensors that the other submitted: they took different branches"
+        if len(crosswise) == 1:
+            title = f"Horovod: {which} lacks tensors that all others submitted, and they lack its own: it took another branch"
+            missing = {int(_STALLED_RANK.findall(crosswise[0].text)[0])}
         cut = any("..." in hit.text for hit in crosswise)  # what is not shown may be in common
         yield Candidate("app.collective-mismatch", 0.6 if cut else 0.8, title, [*crosswise, *hits, *rows], missing)
         return

@@ -14,7 +14,9 @@ from nccl_doctor.facts.fold import few
 
 _DEADLINE = re.compile(r"DEADLINE_EXCEEDED|Deadline Exceeded")
 _TASK = re.compile(r"/(task:\d+)\s*$")
-_LATE = re.compile(r"timed out task names:((?:\\n/job:\S+?/task:\d+)+)")  # an exception's text in one line
+_LATE = re.compile(
+    r"timed out task names:((?:(?:\\n| )/job:\S+?/task:\d+)+)", re.IGNORECASE
+)  # an exception's text in one line
 _GONE = re.compile(r"eartbeat|died|unhealthy|UNAVAILABLE|disconnect")
 _MISSED = re.compile(r"heartbeat timeout|stopped sending heartbeats")  # whenever that is told
 _NOT_CONNECTED = re.compile(r"[Ff]ailed to connect|No route to host|Connection refused|unreachable")
@@ -53,9 +55,8 @@ def jax_barrier(case: Case) -> Iterable[Candidate]:
         title = f"{counted} registered with JAX's coordinator, and another cannot connect to it"
         yield Candidate("net.master-unreachable", 0.78, title, [*refused[:3], *hits, *registration], *speakers(refused))
     elif registration:
-        missing = {
-            int(task.partition(":")[2]) for row in case.hits("jax-barrier-count-rows") for task in _late_tasks(row.text)
-        }
+        told = [*case.hits("jax-barrier-count-rows"), *(hit for hit in registration if _LATE.search(hit.text))]
+        missing = {int(task.partition(":")[2]) for hit in told for task in _late_tasks(hit.text)}
         title = f"{counted} registered with JAX's coordinator"
         yield Candidate("launch.world-size", 0.74, title, [*hits, *registration], missing)
     else:

@@ -489,10 +489,11 @@ says(
     "compilation terminated.",
     "ninja: build stopped",
     "Command '['ninja', '-v'",  # torch.utils.cpp_extension
+    "failed to solve: process {command} did not complete successfully",  # BuildKit, of an image's RUN
     cause="unrelated",
     strength=0.74,
     title="a program, or an extension of torch, could not be built",
-    why="make, ninja or the compiler gave up: what was to run is not there.",
+    why="make, ninja, the compiler or an image's build gave up: what was to run is not there.",
     where=lambda groups, line: (
         re.search(r"\*\*\* \[(?:[^]]{0,200}: )?(?:test|check|run)[-\w]*\]", line) is None
     ),  # it was built, and failed

@@ -12,6 +12,8 @@ NONE = re.compile(
     re.IGNORECASE,
 )
 
+_OF_A_BUILD = re.compile(r"(?:^|\s)#\d{1,3} \d{1,5}\.\d{1,3}\s")  # BuildKit's: no image is built with a GPU at hand
+
 # --- hardware, from the kernel log (NVRM Xid; catalogue: NVIDIA's Xid documentation)
 _XID = (
     "Xid {xid:int} detected {times} on host {node}. For the recommended response",  # NCCL 2.31 and later, NCCL_RUN_RAS_DIAGNOSTICS=1
@@ -259,6 +261,7 @@ says(
     strength=0.9,
     title="no GPU is visible to this process",
     why="CUDA finds no GPU: not passed into the container or job, hidden by CUDA_VISIBLE_DEVICES, or no driver.",
+    where=lambda groups, line: _OF_A_BUILD.search(line) is None,
 )
 says(
     "duplicate-gpu",

@@ -35,6 +35,12 @@ says(
     why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
 )
 says(
+    "hub-cache-not-written",
+    "Could not cache non-existence of file. Will ignore error",
+    role=H,
+    why="The client of the Hugging Face hub notes in its cache which files there are not; without the note it only asks again.",
+)
+says(
     "coordination-agent-at-its-end",
     "Polling for errors failed: CANCELLED: Coordination service agent is shutting down",
     role=H,

@@ -354,7 +354,8 @@ _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
 )
-_WITHOUT_MEDIUM = re.compile(r"\bdev (?:fd|sr)\d")  # floppy and CD drives, as virtual machines have them
+# Floppy and CD drives, as virtual machines have them; the Hugging Face hub's cache, whose client says so.
+_NO_HARM = re.compile(r"\bdev (?:fd|sr)\d|Will ignore error and continue")
 says(
     "fs-trouble",
     "tale file handle",
@@ -421,7 +422,7 @@ says(
             line,
         )  # of a network's library EIO is an adapter's (status -3: UCX's), of an endpoint without a path ENOTCONN a socket's
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
-        and _WITHOUT_MEDIUM.search(line) is None
+        and _NO_HARM.search(line) is None
     ),
 )
 says(
@@ -479,7 +480,7 @@ says(
     strength=0.82,
     title="a disk of the host, or the file system on it, fails",
     why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
-    where=lambda groups, line: _WITHOUT_MEDIUM.search(line) is None,
+    where=lambda groups, line: _NO_HARM.search(line) is None,
 )
 says(
     "storage-cluster-unwell",

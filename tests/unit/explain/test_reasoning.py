@@ -1953,3 +1953,11 @@ def test_who_has_saved_is_not_told_to_save() -> None:
 def test_a_name_that_ipv6_does_not_know_may_be_found_later(more: str, sure: bool) -> None:
     told = "[W socket.cpp:601] [c10d] The IPv6 network addresses of (train-0, 23456) cannot be retrieved (gai error: -2 - Unknown).\n"
     assert (explain_text(told + more).verdict is Verdict.CAUSE_FOUND) is sure
+
+
+def test_a_cache_whose_client_passes_over_that_it_cannot_be_written_is_no_trouble() -> None:
+    began = "[2026-06-07 18:55:57] Init torch distributed ends. elapsed=0.23 s, mem usage=0.04 GB\n"
+    refused = "[Errno 30] Read-only file system: '/models/hub/.no_exist/989a/model.safetensors'\n"
+    passed = f"Could not cache non-existence of file. Will ignore error and continue. Error: {refused}"
+    assert explain_text(began + f"OSError: {refused}").causes[0].id == "sys.clock-or-dns-or-fs"
+    assert explain_text(began + passed).causes == ()
