@@ -87,7 +87,9 @@ def _last_resort(case: Case) -> list[Candidate]:
         hit
         for hits in case.summary.tails.values()
         for hit in hits[-3:]
-        if trouble.says_failure(hit.text) and not any(harmless.match(hit.text) is not None for harmless in calm)
+        if trouble.says_failure(hit.text)
+        and not any(harmless.match(hit.text) is not None for harmless in calm)
+        and not case.ignored(hit)
     ]
     said = last or [case.ranked(item.hit) for item in case.exceptions.uncaught]
     if not said:

@@ -11,7 +11,7 @@ from nccl_doctor.explain import watchdogs
 from nccl_doctor.explain.course import DISTRIBUTED, Course
 from nccl_doctor.explain.exceptions import Exceptions
 from nccl_doctor.explain.hang import Hang
-from nccl_doctor.explain.lines import hosts_of
+from nccl_doctor.explain.lines import hosts_of, just_below
 from nccl_doctor.explain.logs import Logs
 from nccl_doctor.explain.model import Hit
 from nccl_doctor.explain.processes import failure_table
@@ -25,6 +25,7 @@ _VERSIONS = (
     ("driver-version", "driver"),
     ("plugin-ofi-version", "aws-ofi-nccl"),
 )
+_IGNORED = 24  # lines of an exception that Python passes over, with its traceback
 _VERSION = re.compile(r"\d[\w.]*(?:\+\w+[\d.]*)?")
 _ASSIGNED = re.compile(r"\b((?:TORCH_NCCL|NCCL|GLOO|CUDA|MASTER)_[A-Z0-9_]{2,50})\s?[=:]\s?([^\s'\",;]{1,120})")
 # A program that tells what to set, one thing a line, has not set it.
@@ -102,6 +103,11 @@ class Case(Logs):
         """Whether anything in the logs shows a distributed job."""
         several = self.world_told > 1 or any(rank > 0 for rank in self.summary.ranks)
         return several or self.has(*DISTRIBUTED) or any("MPI_ABORT" in hit.text for hit in self.hits("mpi-abort"))
+
+    def ignored(self, hit: Hit) -> bool:
+        """Whether a line is of an exception that Python passed over, raised while an object or the interpreter was taken down."""
+        heads = (*self.hits("exception-ignored"), *self.lasts("exception-ignored"))
+        return any(just_below(hit, head, _IGNORED) for head in heads)
 
     @functools.cached_property
     def env(self) -> dict[str, list[Hit]]:

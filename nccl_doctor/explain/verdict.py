@@ -113,7 +113,10 @@ def _bad_last_words(case: Case) -> list[Hit]:
         for hits in tails
         if trouble.may_say_failure(hit.text for hit in hits)
         for hit in _without_rows(case, hits[-LAST_LINES:])
-        if trouble.says_failure(hit.text) and not _TALK.search(hit.text) and not case.course.outlived(hit)
+        if trouble.says_failure(hit.text)
+        and not _TALK.search(hit.text)
+        and not case.course.outlived(hit)
+        and not case.ignored(hit)
     ]
 
 

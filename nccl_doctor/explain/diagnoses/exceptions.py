@@ -75,6 +75,7 @@ def _title(item: Traceback, alike: list[Traceback]) -> str:
 _SURE = 0.8  # from here on who raised, and when, outweighs what the message speaks of
 _DOUBT = 0.45  # what is left, below a verdict, where the message speaks of what is beneath the program
 _CHAIN = 60  # lines: an exception and those that it led to
+_MOST = 0.75  # of a job's ranks: where so many raise the same, the few that were ended before they came to it would have, too
 _OTHERS_SUFFER = (
     "watchdog-timeout",
     "peer-closed",
@@ -146,6 +147,7 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
         len(ranks) >= case.world or (setup and len(ranks) > 1 and case.summary.ranks <= ranks)
     )
     everyone |= bool(_DENIED.search(first.message)) and _several(case, first)
+    everyone |= _MOST * case.world <= len(ranks) and len(ranks) > 1 and not _complaining(case) - ranks
     if not everyone and _others_suffer(case):
         return [("app.rank-exception", 0.87, ""), *([("unrelated", 0.4, "")] if setup else [])]
     tested = case.last("busbw-average", first.hit.file)
@@ -170,6 +172,11 @@ _DENIED = re.compile(r"gated repo|(?:401|403) Client Error|Invalid credentials|i
 def _several(case: Case, first: Traceback) -> bool:
     """Whether several processes raised the same."""
     return len({(one.hit.host, one.hit.pid, one.hit.rank) for one in _own(case) if _kind(one) == _kind(first)}) > 1
+
+
+def _complaining(case: Case) -> set[int]:
+    """The ranks that say that they waited or lost their peer; of torchrun's agents, whose store went away, no rank does."""
+    return ranks_of(case.hits(*_OTHERS_SUFFER))
 
 
 def _others_suffer(case: Case) -> bool:

@@ -35,6 +35,12 @@ says(
     why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
 )
 says(
+    "autotune-cache-on-nfs",
+    "The cache directory for DeepSpeed Triton autotune, {path}, appears to be on an NFS system",
+    role=H,
+    why="DeepSpeed says so at every start with a home on NFS. It matters where its processes hang when they end.",
+)
+says(
     "hub-cache-not-written",
     "Could not cache non-existence of file. Will ignore error",
     role=H,

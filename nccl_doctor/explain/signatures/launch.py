@@ -197,6 +197,7 @@ says(
     strength=0.8,
     title="the rendezvous timed out: not all nodes joined",
     why="Fewer nodes than --nnodes came within the join time-out.",
+    where=lambda groups, line: "has failed to " not in line,  # of an agent that had joined: its store went away
 )
 says(
     "ray-train-startup",

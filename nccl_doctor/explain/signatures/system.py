@@ -75,7 +75,7 @@ says(
     "SIGBUS",
     cause="sys.shm",
     strength=0.86,
-    title="a process died of a bus error: /dev/shm ran full under it",
+    title="a process died of a bus error: usually /dev/shm ran full under it",
     why="A page of a shared-memory mapping could not be backed: /dev/shm is full. (Rarely: a truncated memory-mapped file.)",
 )
 says(
@@ -217,6 +217,10 @@ says(
     "tcmalloc: large alloc {bytes:int} bytes",
     why="The allocator tells of an allocation of a gigabyte or more.",
 )
+LAUNCHER_KILLED = re.compile(
+    r"line \d+: +\d+ Killed +(?:nohup |sudo )?(?:\S*/)?"
+    r"(?:deepspeed|torchrun|accelerate launch|mpirun|mpiexec|horovodrun|srun|python\S* (?:-u )?-m torch\.distributed\.(?:run|launch))\b"
+)
 says(
     "sigkill",
     "exitcode  : -9",
@@ -248,7 +252,18 @@ says(
             line,
         )
         is None
+        and LAUNCHER_KILLED.search(line) is None
     ),
+)
+says(
+    "launcher-killed",
+    " Killed ",
+    cause="launch.killed",
+    strength=0.62,
+    title="the launcher itself was killed (SIGKILL): by somebody, or with all of its group by a limit",
+    why="The shell's account of its child. A launcher takes next to no memory: the oom-killer takes a rank first, and then the launcher says so.",
+    pattern=LAUNCHER_KILLED,
+    wake=(" Killed ",),
 )
 
 says(
@@ -429,9 +444,24 @@ says(
     "part-of-another-rank",
     "No such file or directory: '{directory}/part_{rank:int}.pkl'",
     cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.not-shared",
     strength=0.88,
     title="rank 0 does not find what rank {rank} wrote: the directory is not shared by the hosts",
     why="OpenMMLab's collect_results_cpu gathers through files: work_dir (or tmpdir) has to be one directory of all hosts; gpu_collect=True does without.",
+)
+says(
+    "index-of-another-rank",
+    "No such file or directory: '{path}_doc_idx.npy'",
+    "No such file or directory: '{path}_sample_idx.npy'",
+    "No such file or directory: '{path}_shuffle_idx.npy'",
+    "No such file or directory: '{path}-document_index.npy'",
+    "No such file or directory: '{path}-sample_index.npy'",
+    "No such file or directory: '{path}-shuffle_index.npy'",
+    cause="sys.clock-or-dns-or-fs",
+    page="sys.clock-or-dns-or-fs.not-shared",
+    strength=0.88,
+    title="a rank does not find the data's index that rank 0 wrote: its directory is not shared by the hosts, or is behind",
+    why="Megatron's rank 0 builds the index of a data set for all (index-cache, --data-cache-path): that is one directory of all hosts, or each host builds its own.",
 )
 says(
     "build-lock",
