@@ -44,6 +44,8 @@ _GLOO_WAIT = "Timed out waiting"
 _ACTOR = re.compile(r"\W{0,6}(?:\d{1,2}m)?\((\w{1,60}) pid=\d")  # who speaks through Ray, in a colour or without
 _WELL_BEHIND = 100  # lines: what a failing actor's neighbours still say, and Ray's own account, are fewer
 _BEHIND = 6  # lines: torchrun tells of a worker's exit, then its traceback begins
+# torch's compiler warns of what it could not take from its caches, with the exception, and compiles anew.
+_WARNED = re.compile(r"W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ +(?:\S*/)?torch/_(?:inductor|dynamo|functorch)/\S+:\d+\] ")
 _TIMEOUT = re.compile(r"(?:^|\.)(?:TimeoutError|Empty)$")
 
 
@@ -197,7 +199,7 @@ class Exceptions:
     def _only_logged(self, item: Traceback) -> bool:
         """Whether an exception was caught: the work outlived it, its rank spoke on, and no symptom came after it."""
         course, hit = self._course, item.hit
-        if self._of_an_actor_that_works_on(item):
+        if _WARNED.search(hit.text) or self._of_an_actor_that_works_on(item):
             return True
         spoke = self._logs.summary.last_of_rank.get(hit.rank, hit) if hit.rank is not None else None
         if spoke is not None and spoke.line <= hit.line:

@@ -255,7 +255,10 @@ def _began_all_the_same(case: Case, hit: Hit) -> bool:
     """Whether the ranks of that host began after a script missed a command: it was not theirs."""
     if hit.signature != "shell-missing" or hit.rank is not None or "not found" not in hit.text:
         return False
-    begun = (one for name in ("nccl-version", "bootstrap-using", "progress") for one in case.lasts(name))
+    begun = [one for name in ("nccl-version", "bootstrap-using", "progress") for one in case.lasts(name)]
+    # Not only those of another host, on which no such script ran; Slurm's batch script runs before the ranks of all hosts.
+    if 2 * len(case.summary.ranks) > max(case.world, 2) or "/slurm_script: line " in hit.text:
+        begun += case.summary.last_of_rank.values()
     return any(later(one, hit) and (not hit.host or one.host == hit.host) for one in begun)
 
 

@@ -97,7 +97,7 @@ def lines(case: Case) -> list[Hit]:
     many = [
         one for one in case.seen(Role.HARMLESS) if case.count(one.name) > len(case.hits(one.name))
     ]  # not all are kept
-    found = [hit for hit in said if sounds_bad(hit.text) and not any(one.match(hit.text) for one in many)]
+    found = [hit for hit in said if sounds_bad(hit.text) and not any(one.match(hit.text) is not None for one in many)]
     return sorted(found, key=lambda hit: not prefix.is_glog_error(hit.text))  # its level says so, not only a word
 
 

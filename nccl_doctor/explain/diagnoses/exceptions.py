@@ -159,7 +159,7 @@ def _whose_failure(case: Case, first: Traceback, ranks: set[int]) -> list[tuple[
     # A signal is how the watchdog, or the launcher, ends a rank that waits for the one that raised.
     raised = [rank for rank, code in case.exits.items() if code >= 0]
     others_died_too = len(raised) > 1 and bool(ranks)
-    if setup or half or everyone or not case.distributed or others_died_too:
+    if setup or half or everyone or case.world == 1 or not case.distributed or others_died_too:
         alike = "the same error on all ranks, or before anything distributed began"
         return [("unrelated", 0.86 if setup or everyone else 0.72, alike), ("app.rank-exception", 0.45, "")]
     return [("app.rank-exception", 0.7, ""), ("unrelated", 0.45, "")]

@@ -19,6 +19,7 @@ says(
 says(
     "compatibility-as-the-image-found-it",
     "[[Forward compatibility was attempted on non supported HW",
+    "_CUDA_COMPAT_STATUS=",
     role=H,
     why="NVIDIA's images look at the driver when they start. Of a driver that is too old for the program itself the program tells.",
 )
@@ -33,6 +34,12 @@ says(
     "Ignore import error when loading {module:word}",
     role=H,
     why="SGLang and vLLM try to load all models that they know; of those that cannot be loaded only the one asked for would matter.",
+)
+says(
+    "gradient-on-another-stream",
+    "The AccumulateGrad node's stream does not match the stream of the node that produced the incoming gradient",
+    role=H,
+    why="torch warns of a synchronisation that may cost time, and that CUDA graphs do not bear.",
 )
 says(
     "autotune-cache-on-nfs",

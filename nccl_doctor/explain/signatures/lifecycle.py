@@ -81,6 +81,9 @@ _CODE = re.compile(
     r"[+*/-]=(?:(?<=\w..)|(?<=\w\s..))\s?\w|[=!<>]=(?<=\w\s..)\s\w|self\.(?<!\wself\.)\w|in (?<!\win )(?:range|enumerate)\("
 )
 
+# Python's warning, whatever it speaks of, unless a bar stands on its line in front of it.
+_WARNING = re.compile(r"(?:(?!it/s|s/it|loss|tep\b|poch|\|).){0,400}?\.py:\d+: \w*Warning: ")
+
 # The first epoch's heading, and a bar that has not moved: a job that hangs in its first step has printed both
 _AT_ITS_START = re.compile(
     r"^\W*(?:start\w* )?epoch:? ?\[?[01](?:/\d+)?\W*$|, {1,4}\?\s?\w{1,12}/s(?!.*\d\s?(?:\w{1,12}/s|s/\w))",
@@ -91,6 +94,8 @@ _AT_ITS_START = re.compile(
 def _with_number(groups: dict[str, str], line: str) -> bool:
     trouble = "raceback" in line or ("rror" in line and _ERROR.search(line))
     if "StopIteration" in line or _NO_STEP.search(line):  # an exception; no step of the work
+        return False
+    if "Warning: " in line and _WARNING.match(line):
         return False
     probe = '"GET /' in line  # health, metrics, list of models: answered by the front, whatever the engine does
     told = _FRAME.search(line) or _BEFORE_WORK.search(line) or _CODE.search(line) or _AT_ITS_START.search(line)

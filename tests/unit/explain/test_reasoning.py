@@ -1961,3 +1961,29 @@ def test_a_cache_whose_client_passes_over_that_it_cannot_be_written_is_no_troubl
     passed = f"Could not cache non-existence of file. Will ignore error and continue. Error: {refused}"
     assert explain_text(began + f"OSError: {refused}").causes[0].id == "sys.clock-or-dns-or-fs"
     assert explain_text(began + passed).causes == ()
+
+
+_LEFT_UNDESTROYED = (
+    "[rank{0}]:[W528 08:35:35.294007930 ProcessGroupNCCL.cpp:1569] Warning: WARNING: destroy_process_group() was not called "
+    "before program exit, which can leak resources. (function operator())\n"
+)
+
+
+def test_what_is_harmless_is_so_however_many_ranks_say_it() -> None:
+    """Not all lines of 56 ranks are kept by their signature."""
+    assert explain_text("".join(_LEFT_UNDESTROYED.format(rank) for rank in range(56))).causes == ()
+
+
+def test_a_batch_script_that_misses_a_command_before_the_ranks_of_srun_began() -> None:
+    missed = "/var/spool/slurmd/job7/slurm_script: line 374: python: command not found\n"
+    assert explain_text(missed).causes[0].id == "unrelated"
+    stopped = "srun: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    ranks = "".join(_LEFT_UNDESTROYED.format(rank) for rank in (3, 9))
+    assert explain_text(missed + ranks + stopped).causes[0].id == "launch.killed"
+
+
+def test_a_warning_that_speaks_of_an_iteration_is_no_step() -> None:
+    warned = "schedules.py:211: UserWarning: an AccumulateGrad node created prior to the current iteration 1 is kept\n"
+    assert explain_text(warned * 3).verdict is Verdict.UNDECIDED
+    bar = " 31%|###1      | 31/100 [00:31<01:09,  1.02s/it]"
+    assert explain_text(f"{bar}/opt/app/{warned}" * 3).verdict is Verdict.HEALTHY
