@@ -46,9 +46,9 @@ def read_candidates(texts: Iterable[str]) -> tuple[Candidate, ...]:
 def times_of(outcome: Outcome) -> Times:
     """Median time per call of each collective and size; ``Failed`` if a rank died or a result was wrong."""
     if not outcome.complete:
-        told = [f"rank {rank.rank} on {rank.host} stopped in {rank.where}" for rank in outcome.ranks]
-        told += [item.title for item in outcome.findings] + list(outcome.notes)
-        raise Failed(next(filter(None, told), "not every rank finished"))
+        told = [item.title for item in outcome.findings if item.severity is Severity.FAIL]  # why, and not only where
+        told += [f"rank {rank.rank} on {rank.host} stopped in {rank.where}" for rank in outcome.ranks]
+        raise Failed(next(filter(None, (*told, *outcome.notes)), "not every rank finished"))
     wrong = [item for item in outcome.results.measurements if item.wrong]
     if wrong:
         raise Failed(f"wrong results: {wrong[0].wrong} elements of {wrong[0].collective} at {wrong[0].size} B")

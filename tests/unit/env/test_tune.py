@@ -32,6 +32,7 @@ from nccl_doctor.bench.tune import (
 )
 from nccl_doctor.bench.tune_fleet import BadCandidate, read_candidates
 from nccl_doctor.bench.world import World
+from nccl_doctor.facts.collectives import Collectives, RankEnd, RankError, Where
 from nccl_doctor.report.env.tuning import tuning_json, tuning_text
 from nccl_doctor.transport.base import ConnectOptions
 
@@ -359,3 +360,19 @@ def test_with_gloo_a_variable_of_nccl_is_refused(monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 2 and not runs, "it is refused before anything is run, or said to be"
     assert done.output == "nccl-doctor: --set 'NCCL_ALGO=Ring': NCCL reads NCCL_ALGO, and here gloo is measured\n"
     assert tuned(read_candidates(["OMP_NUM_THREADS=2"])).trials
+
+
+def test_a_candidate_that_fails_is_told_with_the_reason_and_not_only_where_it_stopped() -> None:
+    from tests.unit import test_bench_judge as bench
+
+    lost = RankEnd(
+        1,
+        exit=1,
+        where=Where("process-group"),
+        error=RankError("error", "RuntimeError", "Unable to find address for: nosuch0"),
+    )
+    waits = RankEnd(0, exit=1, where=Where("process-group"))
+    broken = bench.outcome(facts={"a": Collectives("a", ranks=(waits, lost))})
+    assert not broken.complete
+    with pytest.raises(Failed, match="Unable to find address"):
+        tune_fleet.times_of(broken)
