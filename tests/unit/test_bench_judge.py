@@ -504,12 +504,11 @@ def test_who_answers_no_connection_is_named_and_not_those_who_ask() -> None:
 
 
 def test_exit_codes() -> None:
-    from nccl_doctor.cli.bench import exit_code
     from nccl_doctor.findings.exit_codes import ExitCode
 
     def code(fail_on: str | None, *kinds: str, compared: bool = False, **values: Any) -> ExitCode:
         found = msgspec.structs.replace(outcome(), verdicts=tuple(Verdict("allreduce", kind, "") for kind in kinds))  # type: ignore[arg-type]
-        return exit_code(msgspec.structs.replace(found, **{"findings": (), **values}), fail_on, compared=compared)
+        return msgspec.structs.replace(found, **{"findings": (), **values}).exit_code(fail_on, compared=compared)
 
     assert code("never", "slow", "cannot-judge") is ExitCode.HEALTHY
     assert code("slow", "good", "good") is ExitCode.HEALTHY
