@@ -86,6 +86,7 @@ NO_DATA = re.compile(
 )
 # A progress bar whose label names such work ("Generating:  38%|...| 1.07it/s") is no training step.
 _WORK_BAR = re.compile(rf"(?:{_BUSY.pattern})[^|]{{0,80}}\d%\|", re.IGNORECASE)
+# A bar at its end, "n of n", as tqdm (100%|), rich (━) and pip draw it: its work is done.
 _FULL_BAR = re.compile(r"(?:100% ?\||[━█]).{0,80}?\b(\d{1,9})/\1\b")
 _STEP = re.compile(r"\bloss\b|\bit/s\b|\bs/it\b|tok(?:ens?)?/s|grad_norm|\b(?:prefill|decode) batch\b", re.IGNORECASE)
 # Lines that only look like work: libraries' lines, stack frames, warnings, settings, announcements.

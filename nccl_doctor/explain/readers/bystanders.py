@@ -55,6 +55,14 @@ def is_a_hint(text: str) -> bool:
     return "HINT: " in text and _HINT.search(text) is not None
 
 
+def is_passed_over(text: str) -> bool:
+    """Whether a line's own writer has gone on without what failed: NVIDIA's images, which look at the driver when they
+    start, and the client of the Hugging Face hub, whose cache takes no note."""
+    return (
+        "_CUDA_COMPAT_STATUS=" in text or "[[Forward compatibility" in text or "Will ignore error and continue" in text
+    )
+
+
 _SETTING = re.compile(r"(?:\b[a-z]\w{1,60}=|'[A-Za-z_][\w.-]{1,60}': ?)[\w\"'\[({<.-]")
 _COMPLAINS = re.compile(r"\b(?:E(?:RROR|rror)|FATAL|CRITICAL|WARN)")
 MANY_SETTINGS = 24  # more than any kernel, firewall or watchdog says of one event

@@ -64,7 +64,7 @@ class Signature(msgspec.Struct, frozen=True):
             return None  # whatever it has finished, it is not the job
         if self.role is Role.END and "NCCL INFO" in line:
             return None  # NCCL tells of its threads' and adapters' ends, never of the job's
-        if self.role in (Role.CAUSE, Role.SYMPTOM) and bystanders.is_typed(line):
+        if self.role in (Role.CAUSE, Role.SYMPTOM) and (bystanders.is_typed(line) or bystanders.is_passed_over(line)):
             return None
         if self.role is not Role.PROGRESS and bystanders.is_of_a_model(line):
             return None

@@ -71,8 +71,6 @@ says(
     why="The driver is too old for the CUDA (or ROCm) runtime, does not match its own libraries, or its module is not loaded.",
     where=lambda groups, line: (
         line.count("cudaError") < 3  # a list of errors (NVSHMEM) reports none
-        and "_CUDA_COMPAT_STATUS="
-        not in line  # what NVIDIA's images found when they tried their own libcuda, and went on without
         and not re.search("HSA_STATUS_ERROR_(?:EXCEPTION|MEMORY|ILLEGAL|OUT_OF)", line)
     ),
 )

@@ -364,8 +364,6 @@ says(
     fold="CUDA errors",
     title="a CUDA call failed: {error}",
     why="A CUDA error that nothing more specific explains.",
-    # An image's own look at the driver, and what it found there
-    where=lambda groups, line: "[[Forward compatibility" not in line and "_CUDA_COMPAT_STATUS=" not in line,
 )
 
 says(

@@ -217,7 +217,7 @@ says(
     "tcmalloc: large alloc {bytes:int} bytes",
     why="The allocator tells of an allocation of a gigabyte or more.",
 )
-LAUNCHER_KILLED = re.compile(
+_LAUNCHER_KILLED = re.compile(
     r"line \d+: +\d+ Killed +(?:nohup |sudo )?(?:\S*/)?"
     r"(?:deepspeed|torchrun|accelerate launch|mpirun|mpiexec|horovodrun|srun|python\S* (?:-u )?-m torch\.distributed\.(?:run|launch))\b"
 )
@@ -252,7 +252,7 @@ says(
             line,
         )
         is None
-        and LAUNCHER_KILLED.search(line) is None
+        and _LAUNCHER_KILLED.search(line) is None
     ),
 )
 says(
@@ -262,7 +262,7 @@ says(
     strength=0.62,
     title="the launcher itself was killed (SIGKILL): by somebody, or with all of its group by a limit",
     why="The shell's account of its child. A launcher takes next to no memory: the oom-killer takes a rank first, and then the launcher says so.",
-    pattern=LAUNCHER_KILLED,
+    pattern=_LAUNCHER_KILLED,
     wake=(" Killed ",),
 )
 
@@ -369,8 +369,7 @@ _UNWELL = re.compile(
     r"error|fail|\blost|closed|\bdown\b|\bh[au]ng|unmount|expel|suspen|time(?:d )?-?out|\bstale|respon|\blease",
     re.IGNORECASE,
 )
-# Floppy and CD drives, as virtual machines have them; the Hugging Face hub's cache, whose client says so.
-_NO_HARM = re.compile(r"\bdev (?:fd|sr)\d|Will ignore error and continue")
+_WITHOUT_MEDIUM = re.compile(r"\bdev (?:fd|sr)\d")  # floppy and CD drives, as virtual machines have them
 says(
     "fs-trouble",
     "tale file handle",
@@ -437,7 +436,7 @@ says(
             line,
         )  # of a network's library EIO is an adapter's (status -3: UCX's), of an endpoint without a path ENOTCONN a socket's
         and (_FILE_SYSTEM.search(line) is None or _UNWELL.search(line) is not None)
-        and _NO_HARM.search(line) is None
+        and _WITHOUT_MEDIUM.search(line) is None
     ),
 )
 says(
@@ -510,7 +509,7 @@ says(
     strength=0.82,
     title="a disk of the host, or the file system on it, fails",
     why="The kernel lost a disk, or found its file system damaged: what lies on it cannot be read or written, and who tries waits or gets an error.",
-    where=lambda groups, line: _NO_HARM.search(line) is None,
+    where=lambda groups, line: _WITHOUT_MEDIUM.search(line) is None,
 )
 says(
     "storage-cluster-unwell",
